@@ -1,0 +1,56 @@
+"""Named places where a test can kill, freeze or hold a process. Does nothing unless armed.
+
+Arming is a file in the folder that the setting FAULTS_DIR names: the file's name is the
+point's, its text the action (`kill`, `freeze`, `hold`). The file is taken away before the
+action, so each arming fires once, in whichever process comes by first.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+HOLD_POLL_S = 0.01
+
+_folder: Path | None = None
+
+
+def enable(folder: str | None) -> None:
+    """Look for armed points in this folder from now on (None: never)."""
+    global _folder  # noqa: PLW0603 - one switch for the process, thrown once at its start
+    _folder = Path(folder) if folder else None
+
+
+def fault_point(name: str) -> None:
+    """Stand at a named step; act if a test armed it, else return at once."""
+    if _folder is None:
+        return
+    armed = _folder / name
+    taken = _folder / f"{name}.taken.{os.getpid()}.{threading.get_ident()}"
+    try:
+        armed.rename(taken)
+    except OSError:
+        return
+    action = taken.read_text(encoding="utf-8").strip()
+    taken.rename(_folder / f"{name}.reached")
+    _act(name, action)
+
+
+def _act(name: str, action: str) -> None:
+    if action == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif action == "freeze":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif action == "hold":
+        _hold(name)
+
+
+def _hold(name: str) -> None:
+    """Wait here until the test takes the marker file away."""
+    assert _folder is not None
+    reached = _folder / f"{name}.reached"
+    pause = threading.Event()
+    while reached.exists():
+        pause.wait(HOLD_POLL_S)
