@@ -59,9 +59,9 @@ class Move(StrEnum):
     RECOVER = "recover"
 
 
-def _pairs(sources: frozenset[State] | set[State], targets: frozenset[State] | set[State]) -> (
-    frozenset[tuple[State, State]]
-):
+def _pairs(
+    sources: frozenset[State] | set[State], targets: frozenset[State] | set[State]
+) -> frozenset[tuple[State, State]]:
     return frozenset((source, target) for source in sources for target in targets)
 
 

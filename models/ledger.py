@@ -1,0 +1,357 @@
+"""The ledger: the only writer of billing records.
+
+Each method is one statement that commits by itself, names the state and lease it expects,
+and says what happened. None is open while anybody talks to Stripe.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID, uuid4
+
+from sqlalchemy import TextClause
+
+from models import ledger_sql as sql
+from models.database import rows
+from models.decisions import RecordStatus
+from models.errors import ConfigurationError, LedgerUnavailable
+from models.outcomes import Outcome, OutcomeKind
+from models.records import (
+    Claim,
+    NewRecord,
+    Record,
+    Snapshot,
+    StoredRequest,
+    record_from_row,
+)
+from models.states import MONEY_STATES, Move, State, check_move, is_settled
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine, RowMapping
+
+    from models.settings import Limits
+
+CONFIRM_TRIES: Final = 3
+"""Reads of a record after a commit whose answer was lost."""
+CONFIRM_PAUSE_S: Final = 0.2
+
+
+class Applied(StrEnum):
+    """What a write of an outcome came to."""
+
+    APPLIED = "applied"
+    FENCED = "fenced"
+    """Another worker holds or has moved the record: only the attempt was written."""
+    LATE_CHARGED = "late_charged"
+    """A late success made the record `charged`."""
+    LATE_REVIEW = "late_review"
+    """A late success of a record that was settled without money: a person decides."""
+    DOUBLE_CHARGE = "double_charge"
+    """A second success for one charge key: the alarm that must never ring."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    applied: Applied
+    record: Record | None
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """When an unsettled record is due again, and what the next step may rest on."""
+
+    after_s: float
+    until_proof: bool = False
+    """Not before absence at Stripe can be proof."""
+
+
+def boot_clock_s() -> float:
+    """Seconds on the clock that also runs while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Ledger:
+    """All reads and writes of billing records. `actor` stands in the audit."""
+
+    def __init__(self, engine: Engine, limits: Limits, actor: str) -> None:
+        self.engine = engine
+        self.limits = limits
+        self.actor = actor
+
+    # -- reads ---------------------------------------------------------------------------
+
+    def read(self, charge_key: str) -> Snapshot:
+        """The record of a charge key and the ledger's clock, in one read."""
+        row = self._rows(sql.READ, {"charge_key": charge_key})[0]
+        record = record_from_row(row) if row["charge_key"] is not None else None
+        return Snapshot(record=record, now=row["now"])
+
+    def read_statuses(self, keys: Sequence[str]) -> dict[str, RecordStatus]:
+        """State and fingerprint of every one of these charge keys that has a row."""
+        if not keys:
+            return {}
+        return {
+            row["charge_key"]: RecordStatus(State(row["state"]), row["fingerprint"])
+            for row in self._rows(sql.READ_STATUSES, {"keys": list(keys)})
+        }
+
+    def stored_request(self, charge_key: str, epoch: int) -> StoredRequest | None:
+        """The request that the first claim of this epoch stored."""
+        rows = self._rows(sql.STORED_REQUEST, {"charge_key": charge_key, "epoch": epoch})
+        return StoredRequest(**rows[0]) if rows else None
+
+    # -- claims --------------------------------------------------------------------------
+
+    def claim_new(self, new: NewRecord, request: StoredRequest, method: str | None) -> Claim | None:
+        """Insert the record as `sent` and leased to us; None when a row is there already."""
+        values = self._new_values(new) | self._request_values(request)
+        values |= {"payment_method": method, **self._audit(Move.CLAIM, f"first from {new.source}")}
+        return self._claim(sql.INSERT_SENT, values, new.charge_key)
+
+    def claim(self, record: Record, request: StoredRequest, method: str | None) -> Claim | None:
+        """Take a `reserved` or `sent` record as it was read; None when it has moved since."""
+        check_move(Move.CLAIM, record.state, State.SENT)
+        values = self._expect(record) | self._request_values(request)
+        values |= {
+            "payment_method": method,
+            "resend_window_s": self.limits.resend_window_s,
+            **self._audit(Move.CLAIM, None),
+        }
+        return self._claim(sql.CLAIM, values, record.charge_key)
+
+    def lease(self, record: Record) -> Claim | None:
+        """The right to look a `sent` record up, which sends nothing."""
+        return self._claim(sql.LEASE, self._expect(record), record.charge_key)
+
+    def _claim(
+        self, statement: TextClause, values: dict[str, Any], charge_key: str
+    ) -> Claim | None:
+        token = uuid4()
+        deadline_s = boot_clock_s() + self.limits.lease_s
+        values |= {"token": token, "lease_s": self.limits.lease_s}
+        try:
+            rows = self._rows(statement, values)
+        except LedgerUnavailable:
+            # The commit may have happened: only the row itself can say.
+            record = self._confirm(charge_key, token)
+        else:
+            record = record_from_row(rows[0]) if rows else None
+        return Claim(record, token, deadline_s) if record is not None else None
+
+    def _confirm(self, charge_key: str, token: UUID) -> Record | None:
+        """Whether a claim of ours was committed; raises LedgerUnavailable if nobody can say."""
+        for attempt in range(CONFIRM_TRIES):
+            try:
+                record = self.read(charge_key).record
+            except LedgerUnavailable:
+                if attempt == CONFIRM_TRIES - 1:
+                    raise
+                time.sleep(CONFIRM_PAUSE_S)
+            else:
+                return record if record is not None and record.lease_token == token else None
+        return None
+
+    # -- preparation that could not finish -------------------------------------------------
+
+    def reserve(self, new: NewRecord, error_code: str, retry_s: float) -> bool:
+        """Keep an event whose preparation could not finish; False when a row is there."""
+        values = self._new_values(new) | {
+            "payment_method": None,
+            "retry_s": retry_s,
+            "error_code": error_code,
+            **self._audit(Move.CLAIM, error_code),
+        }
+        return bool(self._rows(sql.INSERT_RESERVED, values))
+
+    def defer(self, record: Record, error_code: str, retry_s: float) -> bool:
+        """Push a `reserved` record whose preparation failed again further back."""
+        values = {"charge_key": record.charge_key, "epoch": record.attempt_epoch}
+        return bool(self._rows(sql.DEFER, values | {"error_code": error_code, "retry_s": retry_s}))
+
+    def postpone(self, record: Record, error_code: str, retry_s: float) -> bool:
+        """Push a `sent` record that cannot be acted on now further back; nothing is judged."""
+        values = {"charge_key": record.charge_key, "epoch": record.attempt_epoch}
+        return bool(
+            self._rows(sql.POSTPONE, values | {"error_code": error_code, "retry_s": retry_s})
+        )
+
+    def give_up(self, record: Record, reason: str) -> bool:
+        """To `review`, as long as the record is as it was read."""
+        check_move(Move.GIVE_UP, record.state, State.REVIEW)
+        return bool(
+            self._rows(sql.GIVE_UP, self._expect(record) | self._audit(Move.GIVE_UP, reason))
+        )
+
+    # -- outcomes ------------------------------------------------------------------------
+
+    def record_outcome(self, claim: Claim, outcome: Outcome, retry: Retry) -> Recorded:
+        """Write what the call came to: the attempt always, the record while the lease is ours.
+
+        Safe to repeat after a lost answer. A success that comes after the record has gone
+        on is kept as a late truth.
+        """
+        target = outcome.state
+        check_move(Move.OUTCOME, State.SENT, target)
+        statement = {State.RESERVED: sql.RECORD_RESERVED, State.SENT: sql.RECORD_UNKNOWN}.get(
+            target, sql.RECORD_SETTLED
+        )
+        values = self._outcome_values(claim, outcome, retry)
+        values |= self._audit(Move.OUTCOME, outcome.error_code or outcome.kind)
+        rows = self._rows(statement, values)
+        if rows:
+            return Recorded(Applied.APPLIED, record_from_row(rows[0]))
+        return self.late_truth(claim.record.charge_key, outcome)
+
+    def record_finding(self, claim: Claim, outcome: Outcome, retry: Retry, why: str) -> Recorded:
+        """Write what a look-up found, while its lease is ours."""
+        target = outcome.state
+        check_move(Move.LOOK_UP, State.SENT, target)
+        statement = {State.RESERVED: sql.FOUND_ABSENT, State.SENT: sql.FOUND_NOTHING_YET}.get(
+            target, sql.FOUND_SETTLED
+        )
+        values = self._outcome_values(claim, outcome, retry) | {"unknown": 0}
+        rows = self._rows(statement, values | self._audit(Move.LOOK_UP, why))
+        if rows:
+            return Recorded(Applied.APPLIED, record_from_row(rows[0]))
+        return self.late_truth(claim.record.charge_key, outcome)
+
+    def late_truth(self, charge_key: str, outcome: Outcome) -> Recorded:
+        """Keep a success whose record has gone on without it; anything else changes nothing."""
+        record = self.read(charge_key).record
+        if record is None or outcome.kind is not OutcomeKind.CHARGED:
+            return Recorded(Applied.FENCED, record)
+        if record.state in MONEY_STATES and not _same_object(record, outcome):
+            return Recorded(Applied.DOUBLE_CHARGE, record)
+        if record.state is State.CHARGED:
+            return Recorded(Applied.FENCED, record)
+        unsure = is_settled(record.state) and record.state not in (State.REVIEW, State.PROCESSING)
+        target = State.REVIEW if unsure else State.CHARGED
+        check_move(Move.LATE_TRUTH, record.state, target)
+        values = self._object_values(outcome) | {
+            "charge_key": charge_key,
+            "from_state": record.state,
+            "to_state": target,
+            "epoch": record.attempt_epoch,
+            **self._audit(Move.LATE_TRUTH, "late success"),
+        }
+        rows = self._rows(sql.LATE_TRUTH, values)
+        if not rows:
+            # It moved between the read and the write: judge it as it is now.
+            return self.late_truth(charge_key, outcome)
+        applied = Applied.LATE_REVIEW if unsure else Applied.LATE_CHARGED
+        return Recorded(applied, record_from_row(rows[0]))
+
+    # -- the sweep -----------------------------------------------------------------------
+
+    def dispatch_due(self, after_key: str, batch: int) -> list[str]:
+        """Charge keys of due unsettled records after this key, now marked as dispatched."""
+        values = {
+            "after_key": after_key,
+            "batch": batch,
+            "redispatch_after_s": self.limits.redispatch_after_s,
+        }
+        return sorted(row["charge_key"] for row in self._rows(sql.DISPATCH_DUE, values))
+
+    # -- the deployment ------------------------------------------------------------------
+
+    def pin_deployment(
+        self, namespace: str, livemode: bool | None = None, account_id: str | None = None
+    ) -> None:
+        """Pin namespace, Stripe mode and account, or check them against what is pinned.
+
+        Raises ConfigurationError for one that differs: under another namespace or in
+        another account every event would look as if it had never been charged.
+        """
+        given = {"namespace": namespace, "livemode": livemode, "account_id": account_id}
+        pinned = self._rows(sql.PIN_DEPLOYMENT, given)[0]
+        names = {
+            "namespace": "CHARGE_NAMESPACE",
+            "livemode": "STRIPE_API_KEY (live or test mode)",
+            "account_id": "STRIPE_API_KEY (account)",
+        }
+        for column, value in given.items():
+            if value is not None and pinned[column] != value:
+                raise ConfigurationError(
+                    f"{names[column]} is not the one this database was started with"
+                )
+
+    # -- plumbing ------------------------------------------------------------------------
+
+    def _rows(self, statement: TextClause, values: Mapping[str, Any]) -> Sequence[RowMapping]:
+        return rows(self.engine, statement, values)
+
+    def _audit(self, move: Move, reason: str | None) -> dict[str, Any]:
+        return {"move": move, "actor": self.actor, "reason": reason, "request_id": None}
+
+    @staticmethod
+    def _expect(record: Record) -> dict[str, Any]:
+        return {
+            "charge_key": record.charge_key,
+            "from_state": record.state,
+            "epoch": record.attempt_epoch,
+            "expected_token": record.lease_token,
+        }
+
+    @staticmethod
+    def _new_values(new: NewRecord) -> dict[str, Any]:
+        event = new.event
+        return {
+            "customer_id": event.customer_id,
+            "billing_period": event.billing_period,
+            "charge_key": new.charge_key,
+            "fingerprint": event.fingerprint,
+            "amount_cents": event.amount_cents,
+            "currency": event.currency,
+            "stripe_customer_id": event.stripe_customer_id,
+            "billing_run": event.billing_run,
+            "source": new.source,
+            "event": json.dumps(event.to_json()),
+        }
+
+    @staticmethod
+    def _request_values(request: StoredRequest) -> dict[str, Any]:
+        return {
+            "endpoint": request.endpoint,
+            "params": json.dumps(request.params),
+            "api_version": request.api_version,
+            "upstream_key_id": request.upstream_key_id,
+            "idempotency_key": request.idempotency_key,
+        }
+
+    @staticmethod
+    def _object_values(outcome: Outcome) -> dict[str, Any]:
+        return {
+            "payment_intent_id": outcome.payment_intent_id,
+            "charge_id": outcome.charge_id,
+            "error_code": outcome.error_code,
+            "decline_code": outcome.decline_code,
+            "error_message": outcome.error_message,
+        }
+
+    def _outcome_values(self, claim: Claim, outcome: Outcome, retry: Retry) -> dict[str, Any]:
+        return self._object_values(outcome) | {
+            "charge_key": claim.record.charge_key,
+            "token": claim.token,
+            "to_state": outcome.state,
+            "outcome": outcome.kind,
+            "http_status": outcome.http_status,
+            "stripe_request_id": outcome.request_id,
+            "replayed": outcome.replayed,
+            "retry_s": retry.after_s,
+            "unknown": 1,
+            "look_up": outcome.kind is OutcomeKind.UNKNOWN_LOOK_UP,
+            "prove": retry.until_proof,
+            "max_unknowns": self.limits.max_unknowns,
+            "proof_of_absence_s": self.limits.proof_of_absence_s,
+        }
+
+
+def _same_object(record: Record, outcome: Outcome) -> bool:
+    """Whether a success is the one the record already stands for."""
+    ours = {record.payment_intent_id, record.charge_id} - {None}
+    return bool(ours & ({outcome.payment_intent_id, outcome.charge_id} - {None}))

@@ -1,0 +1,99 @@
+"""Reads of the ledger for people: one record with its history, and lists of records."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from sqlalchemy import TextClause, text
+
+from models.database import rows
+from models.ledger_sql import COLUMNS
+from models.records import Record, record_from_row
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine, RowMapping
+
+    from models.states import State
+
+_BY_IDENTITY: Final = text(
+    f"SELECT {COLUMNS} FROM billing_records "
+    "WHERE customer_id = :customer_id AND billing_period = :billing_period"
+)
+_ATTEMPTS: Final = text("""
+    SELECT attempt_epoch, idempotency_key, endpoint, started_at, finished_at, outcome,
+        http_status, stripe_request_id, replayed, error_code, payment_intent_id, charge_id
+    FROM charge_attempts WHERE charge_key = :charge_key ORDER BY id""")
+_EVENTS: Final = text("""
+    SELECT at, attempt_epoch, from_state, to_state, move, actor, reason, request_id
+    FROM ledger_events WHERE charge_key = :charge_key ORDER BY id""")
+_LIST: Final = text(f"""
+    SELECT {COLUMNS} FROM billing_records
+    WHERE charge_key > :after_key
+        AND (CAST(:state AS text) IS NULL OR state = :state)
+        AND (CAST(:billing_period AS text) IS NULL OR billing_period = :billing_period)
+        AND (CAST(:billing_run AS text) IS NULL OR billing_run = :billing_run)
+        AND (CAST(:customer_id AS text) IS NULL OR customer_id = :customer_id)
+    ORDER BY charge_key LIMIT :limit""")
+_COUNTS: Final = text("""
+    SELECT state, COALESCE(currency, '') AS currency, count(*) AS records,
+        COALESCE(sum(amount_cents), 0)::bigint AS total_cents
+    FROM billing_records GROUP BY 1, 2 ORDER BY 1, 2""")
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """A record, every call that was made for it, and every move with its reason."""
+
+    record: Record
+    attempts: Sequence[dict[str, Any]]
+    events: Sequence[dict[str, Any]]
+
+
+class LedgerReads:
+    """Read-only views of the ledger."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    def show(self, customer_id: str, billing_period: str) -> History | None:
+        """The record of one identity with its whole history."""
+        identity = {"customer_id": customer_id, "billing_period": billing_period}
+        rows = self._rows(_BY_IDENTITY, identity)
+        if not rows:
+            return None
+        key = {"charge_key": rows[0]["charge_key"]}
+        return History(
+            record=record_from_row(rows[0]),
+            attempts=[dict(row) for row in self._rows(_ATTEMPTS, key)],
+            events=[dict(row) for row in self._rows(_EVENTS, key)],
+        )
+
+    def list(
+        self,
+        *,
+        limit: int,
+        after_key: str = "",
+        state: State | None = None,
+        billing_period: str | None = None,
+        billing_run: str | None = None,
+        customer_id: str | None = None,
+    ) -> Sequence[Record]:
+        """Records in key order; page on with the last one's charge key."""
+        values = {
+            "limit": limit,
+            "after_key": after_key,
+            "state": state,
+            "billing_period": billing_period,
+            "billing_run": billing_run,
+            "customer_id": customer_id,
+        }
+        return [record_from_row(row) for row in self._rows(_LIST, values)]
+
+    def counts(self) -> Sequence[dict[str, Any]]:
+        """Records and money (smallest units) by state and currency."""
+        return [dict(row) for row in self._rows(_COUNTS, {})]
+
+    def _rows(self, statement: TextClause, values: dict[str, Any]) -> Sequence[RowMapping]:
+        return rows(self.engine, statement, values)

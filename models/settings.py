@@ -1,0 +1,232 @@
+"""The only reader of the environment: settings, time limits, and the checks at start."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Final
+
+from models.errors import ConfigurationError
+from models.keys import DEFAULT_NAMESPACE
+from models.money import MAX_AMOUNT_CENTS
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Every time limit of the pipeline, in seconds, and the counts that go with them.
+
+    Each can be set by an environment variable of its name in capitals (`LEASE_S=45`);
+    `LIMITS=fast` chooses the short set that the sandbox's demo and the tests use.
+    """
+
+    preparation_s: float = 6
+    call_s: float = 30
+    """The worker's whole call to Stripe: a deadline, not a pause between two reads."""
+    soft_limit_s: float = 38
+    hard_limit_s: float = 43
+    lease_s: float = 45
+    vault_upstream_s: float = 80
+    backoff_base_s: float = 2
+    backoff_cap_s: float = 60
+    touch_s: float = 20
+    """How often a bridge extends its lease on a delivery it holds."""
+    msg_timeout_s: float = 60
+    min_idle_s: float = 60
+    sweep_interval_s: float = 5
+    redispatch_after_s: float = 30
+    park_after_s: float = 90
+    park_delay_s: float = 15
+    visibility_timeout_s: float = 300
+    proof_of_absence_s: float = 900
+    resend_window_s: float = 20 * 3600
+    max_unknowns: int = 5
+    """Unknown outcomes after which the record is looked up instead of sent again."""
+    max_claims: int = 10
+    """Claims without any outcome after which a person decides."""
+
+
+FAST_LIMITS: Final = Limits(
+    preparation_s=1,
+    call_s=5,
+    soft_limit_s=7,
+    hard_limit_s=8,
+    lease_s=9,
+    vault_upstream_s=15,
+    backoff_cap_s=5,
+    touch_s=3,
+    msg_timeout_s=12,
+    min_idle_s=12,
+    sweep_interval_s=1,
+    redispatch_after_s=6,
+    park_after_s=18,
+    park_delay_s=3,
+    visibility_timeout_s=30,
+    proof_of_absence_s=30,
+)
+MAX_RESEND_WINDOW_S: Final = 23 * 3600
+"""Stripe may forget an idempotency key at 24 h; an hour is kept for clocks that differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a process was told. Empty means not set; `require` says so in one line."""
+
+    database_url: str = field(default="", repr=False)
+    database_pooled: bool = False
+    """A transaction pooler stands in front of PostgreSQL: no prepared statements."""
+    celery_broker_url: str = field(default="", repr=False)
+    redis_url: str = field(default="", repr=False)
+    redis_stream: str = "billing-stream"
+    redis_group: str = "billing-group"
+    redis_payload_field: str = "payload"
+    nsqd_tcp_address: str = ""
+    nsqd_http_address: str = ""
+    nsq_lookupd_http_address: str = ""
+    nsq_topic: str = "billing-events"
+    nsq_channel: str = "stripe-processor"
+    nsq_tls_ca: str = ""
+    nsq_tls_cert: str = ""
+    nsq_tls_key: str = ""
+    nsq_auth_secret: str = field(default="", repr=False)
+    bridge_max_in_flight: int = 200
+    stripe_api_key: str = field(default="", repr=False)
+    stripe_api_base: str = "https://api.stripe.com"
+    vault_mode: str = ""
+    vault_url: str = ""
+    vault_admin_key: str = field(default="", repr=False)
+    charge_namespace: str = DEFAULT_NAMESPACE
+    max_amount_cents: int = MAX_AMOUNT_CENTS
+    flower_basic_auth: str = field(default="", repr=False)
+    flower_url: str = ""
+    faults_dir: str = ""
+    operator: str = ""
+    """Who stands in the audit of manual actions; the OS user when not set."""
+    limits: Limits = field(default_factory=Limits)
+    warnings: tuple[str, ...] = ()
+
+    def require(self, *names: str) -> None:
+        """Raise ConfigurationError for the first of these settings that is not set."""
+        for name in names:
+            if not getattr(self, name):
+                raise ConfigurationError(f"{name.upper()} is not set")
+
+
+def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
+    """Read and check the environment (or the mapping given, in tests).
+
+    Raises ConfigurationError, with the names of the settings at fault, for a value that
+    cannot be read and for time limits that contradict each other.
+    """
+    source = os.environ if environ is None else environ
+    values: dict[str, object] = {}
+    for item in fields(Settings):
+        text = source.get(item.name.upper(), "").strip()
+        if text and item.name not in ("limits", "warnings"):
+            values[item.name] = _parse(item.name, text, item.type)
+    settings = Settings(**values)  # type: ignore[arg-type]  # each value was parsed to its field
+    limits = _load_limits(source)
+    _check_vault_mode(settings.vault_mode)
+    warnings = check_limits(limits, warn_only=source.get("LIMITS_CHECK", "") == "warn")
+    return replace(settings, limits=limits, warnings=warnings)
+
+
+def _check_vault_mode(mode: str) -> None:
+    if mode not in ("", "self", "hosted", "off"):
+        raise ConfigurationError("VAULT_MODE must be self, hosted or off")
+
+
+def _load_limits(source: Mapping[str, str]) -> Limits:
+    chosen = source.get("LIMITS", "").strip() or "default"
+    if chosen not in ("default", "fast"):
+        raise ConfigurationError(f"LIMITS must be default or fast, not {chosen!r}")
+    limits = FAST_LIMITS if chosen == "fast" else Limits()
+    given = {
+        item.name: _parse(item.name, source[item.name.upper()].strip(), item.type)
+        for item in fields(Limits)
+        if source.get(item.name.upper(), "").strip()
+    }
+    for name, value in given.items():
+        if isinstance(value, int | float) and value <= 0:
+            raise ConfigurationError(f"{name.upper()} must be more than 0")
+    return replace(limits, **given)  # type: ignore[arg-type]  # parsed to the fields' own types
+
+
+def _parse(name: str, text: str, kind: object) -> object:
+    try:
+        if kind == "bool":
+            return {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}[
+                text.lower()
+            ]
+        if kind == "int":
+            return int(text)
+        if kind == "float":
+            return float(text)
+    except (ValueError, KeyError):
+        # The value itself is not repeated: a secret may have been put under the wrong name.
+        raise ConfigurationError(f"{name.upper()} is not a valid {kind}") from None
+    return text
+
+
+def check_limits(limits: Limits, *, warn_only: bool = False) -> tuple[str, ...]:
+    """Hold the limits against each other; returns the warnings.
+
+    Limits whose order guards money are refused with ConfigurationError (unless
+    `warn_only`, for tests); limits whose order only saves work are warned about.
+    """
+    named = _Named(limits)
+    broken = [
+        text
+        for holds, text in (
+            named.sum_below("preparation_s", "call_s", below="soft_limit_s"),
+            named.below("soft_limit_s", "hard_limit_s"),
+            named.below("hard_limit_s", "lease_s"),
+            named.sum_below("lease_s", "vault_upstream_s", below="proof_of_absence_s"),
+            (
+                limits.resend_window_s <= MAX_RESEND_WINDOW_S,
+                f"RESEND_WINDOW_S ({limits.resend_window_s:g}) must not pass "
+                f"MAX_RESEND_WINDOW_S ({MAX_RESEND_WINDOW_S:g})",
+            ),
+        )
+        if not holds
+    ]
+    if broken and not warn_only:
+        raise ConfigurationError(broken[0])
+    wasteful = [
+        text
+        for holds, text in (
+            named.below("lease_s", "msg_timeout_s"),
+            named.below("lease_s", "min_idle_s"),
+            named.below("touch_s", "msg_timeout_s", factor=0.5),
+            named.below("touch_s", "min_idle_s", factor=0.5),
+            named.below("hard_limit_s", "visibility_timeout_s"),
+        )
+        if not holds
+    ]
+    return tuple(broken + wasteful)
+
+
+class _Named:
+    """Comparisons of limits that say, when they fail, which settings to change."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+
+    def _of(self, name: str) -> float:
+        return float(getattr(self._limits, name))
+
+    def below(self, low: str, high: str, factor: float = 1.0) -> tuple[bool, str]:
+        bound = "" if factor == 1.0 else f"{factor:g} x "
+        return (
+            self._of(low) < factor * self._of(high),
+            f"{low.upper()} ({self._of(low):g}) must be less than "
+            f"{bound}{high.upper()} ({self._of(high):g})",
+        )
+
+    def sum_below(self, first: str, second: str, *, below: str) -> tuple[bool, str]:
+        total = self._of(first) + self._of(second)
+        return (
+            total < self._of(below),
+            f"{first.upper()} + {second.upper()} ({total:g}) must be less than "
+            f"{below.upper()} ({self._of(below):g})",
+        )
