@@ -226,7 +226,7 @@ STORED_REQUEST: Final = text("""
 PIN_DEPLOYMENT: Final = text("""
     INSERT INTO deployment (namespace, livemode, account_id)
     VALUES (:namespace, CAST(:livemode AS boolean), CAST(:account_id AS text))
-    ON CONFLICT (only) DO UPDATE SET
+    ON CONFLICT ("only") DO UPDATE SET
         livemode = COALESCE(deployment.livemode, EXCLUDED.livemode),
         account_id = COALESCE(deployment.account_id, EXCLUDED.account_id)
     RETURNING namespace, livemode, account_id""")

@@ -178,5 +178,5 @@ deployment: Final = Table(
     Column("livemode", Boolean),
     Column("account_id", Text),
     _timestamp("created_at", now=True),
-    CheckConstraint("only", name="deployment_one_row"),
+    CheckConstraint('"only"', name="deployment_one_row"),
 )

@@ -51,7 +51,7 @@ def upgrade() -> None:
         sa.Column("livemode", sa.Boolean),
         sa.Column("account_id", sa.Text),
         _stamp("created_at"),
-        sa.CheckConstraint("only", name="deployment_one_row"),
+        sa.CheckConstraint('"only"', name="deployment_one_row"),
     )
 
 
