@@ -1,0 +1,1 @@
+"""Tests of pure functions: no services, no clock, no network."""
