@@ -23,9 +23,9 @@ def test_the_tree_has_classes() -> None:
 
 @pytest.mark.parametrize("error_class", CLASSES)
 def test_an_error_comes_back_from_pickling_unchanged(error_class: type[ChargebridgeError]) -> None:
-    parameters = inspect.signature(error_class).parameters.values()
-    required = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
-    error = error_class(*(f"the {p.name}" for p in required)) if required else error_class("line")
+    own_init = "__init__" in vars(error_class)
+    names = list(inspect.signature(error_class).parameters) if own_init else ["line"]
+    error = error_class(*(f"the {name}" for name in names))
     again = pickle.loads(pickle.dumps(error))
     assert type(again) is error_class
     assert (again.args, str(again), vars(again)) == (error.args, str(error), vars(error))
