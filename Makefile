@@ -1,0 +1,54 @@
+# Everything here needs Python >= 3.11 (with venv) and make, nothing else: databases, brokers and
+# tools come from hash-pinned wheels, nsqd is built once from sandbox/nsq.
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+
+BIN := .venv/bin
+PYTEST_WORKERS ?= 4
+PYTEST_ARGS ?=
+EVENTS ?= 240
+
+.PHONY: help setup demo test up down check lint bench
+
+help:
+	@echo "make setup   virtual environment, locked packages, nsqd"
+	@echo "make demo    $(EVENTS) billing events, repeats, two kills; ends with the proof in JSON"
+	@echo "make up      the whole stack in the background (.sandbox/env); make down stops it"
+	@echo "make check   ruff, mypy, import-linter"
+	@echo "make test    setup, check, the whole test suite"
+	@echo "make bench   measurements"
+
+# The first interpreter that really runs and can make a virtual environment: a version manager's
+# shim can be on PATH without a version behind it. PYTHON=... overrides.
+FIND_PYTHON = for python in $(PYTHON) python3.13 python3.12 python3.11 python3 python3.14; do \
+	if $$python -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' \
+		>/dev/null 2>&1; then echo $$python; exit 0; fi; done; \
+	echo "Python >= 3.11 with its venv module is needed; name one with PYTHON=..." >&2; exit 1
+
+setup:
+	@python=$$($(FIND_PYTHON)) && exec $$python -m sandbox.bootstrap
+
+demo: setup
+	@$(BIN)/python -m sandbox demo --events $(EVENTS)
+
+up: setup
+	@$(BIN)/python -m sandbox up
+
+# Works without setup: what is to be stopped may outlive a broken virtual environment.
+down:
+	@if [ -x $(BIN)/python ]; then $(BIN)/python -m sandbox down; \
+	else echo "nothing was set up here"; fi
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+lint: check
+
+test: setup check
+	$(BIN)/pytest -n $(PYTEST_WORKERS) --dist worksteal $(PYTEST_ARGS)
+
+bench: setup
+	@$(BIN)/python -m bench

@@ -1,0 +1,61 @@
+"""The test services themselves: fresh for each test, mended after each."""
+
+from __future__ import annotations
+
+import psycopg
+import redis
+
+from models.ledger import Ledger
+from sandbox import clock, health
+from tests.support.producers import billing_event, publish_nsq, publish_redis
+from tests.support.services import Services
+
+
+def _now(url: str) -> float:
+    with psycopg.connect(url) as link:
+        row = link.execute("SELECT extract(epoch FROM ledger_now())").fetchone()
+    assert row is not None
+    return float(row[0])
+
+
+def test_each_test_has_an_empty_migrated_ledger_of_its_own(
+    ledger: Ledger, database_url: str, services: Services
+) -> None:
+    other = services.new_database()
+    assert other != database_url
+    assert ledger.read("0" * 32).record is None
+    services.drop_database(other)
+
+
+def test_the_ledger_clock_moves_only_in_the_database_it_was_moved_in(
+    database_url: str, services: Services
+) -> None:
+    other = services.new_database()
+    clock.advance(database_url, 25 * 3600)
+    unmoved = _now(other)
+    assert 25 * 3600 <= _now(database_url) - unmoved < 25 * 3600 + 60
+    services.drop_database(other)
+
+
+def test_a_killed_service_is_back_with_its_data_after_healing(
+    services: Services, database_url: str, redis_url: str
+) -> None:
+    with redis.Redis.from_url(redis_url) as client:
+        client.set("kept", "yes")
+    for name in ("postgres", "redis"):
+        services.kill(name)
+    services.heal()
+    assert _now(database_url) > 0
+    with redis.Redis.from_url(redis_url) as client:
+        assert client.get("kept") == b"yes"
+
+
+def test_channel_and_group_exist_before_the_first_producer(environment: dict[str, str]) -> None:
+    publish_nsq(environment, billing_event())
+    entry = publish_redis(environment, billing_event())
+    assert health.channel_stats(environment)["depth"] == 1
+    with redis.Redis.from_url(environment["REDIS_URL"]) as client:
+        groups = client.xinfo_groups(environment["REDIS_STREAM"])
+        assert client.xlen(environment["REDIS_STREAM"]) == 1
+    assert entry
+    assert [group["name"] for group in groups] == [environment["REDIS_GROUP"].encode()]

@@ -1,0 +1,1 @@
+"""What the tests share: real services, a simulated Stripe, roles to start and to kill."""
