@@ -29,7 +29,7 @@ def _audit(source: str, from_state: str) -> str:
             (charge_key, attempt_epoch, from_state, to_state, move, actor, reason, request_id, at)
         SELECT charge_key, attempt_epoch, {from_state}, state, :move, :actor, :reason,
                CAST(:request_id AS text), clock.now
-        FROM {source}, clock)"""  # noqa: S608 - the parts are constants of this module
+        FROM {source}, clock)"""
 
 
 _ATTEMPT: Final = """attempt AS (

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Final
 
 from models.errors import ConfigurationError
-from models.keys import DEFAULT_NAMESPACE
+from models.keys import DEFAULT_NAMESPACE, check_namespace
 from models.money import MAX_AMOUNT_CENTS
 
 
@@ -125,10 +126,18 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         if text and item.name not in ("limits", "warnings"):
             values[item.name] = _parse(item.name, text, item.type)
     settings = Settings(**values)  # type: ignore[arg-type]  # each value was parsed to its field
+    _check_namespace(settings.charge_namespace)
     limits = _load_limits(source)
     _check_vault_mode(settings.vault_mode)
     warnings = check_limits(limits, warn_only=source.get("LIMITS_CHECK", "") == "warn")
     return replace(settings, limits=limits, warnings=warnings)
+
+
+def _check_namespace(namespace: str) -> None:
+    try:
+        check_namespace(namespace)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"CHARGE_NAMESPACE: {error}") from None
 
 
 def _check_vault_mode(mode: str) -> None:
@@ -147,8 +156,8 @@ def _load_limits(source: Mapping[str, str]) -> Limits:
         if source.get(item.name.upper(), "").strip()
     }
     for name, value in given.items():
-        if isinstance(value, int | float) and value <= 0:
-            raise ConfigurationError(f"{name.upper()} must be more than 0")
+        if not (isinstance(value, int | float) and math.isfinite(value) and value > 0):
+            raise ConfigurationError(f"{name.upper()} must be a finite number above 0")
     return replace(limits, **given)  # type: ignore[arg-type]  # parsed to the fields' own types
 
 

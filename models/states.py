@@ -71,7 +71,7 @@ TRANSITIONS: Final[dict[Move, frozenset[tuple[State, State]]]] = {
     Move.CLAIM: _pairs({_S.RESERVED, _S.SENT}, {_S.SENT}),
     # What one call came to. `sent` to `sent` is an unknown that was recorded.
     Move.OUTCOME: _pairs({_S.SENT}, frozenset(State) - {_S.VOIDED}),
-    Move.LOOK_UP: _pairs({_S.SENT, _S.RESERVED}, frozenset(State) - {_S.VOIDED, _S.BLOCKED}),
+    Move.LOOK_UP: _pairs({_S.SENT}, frozenset(State) - {_S.VOIDED, _S.BLOCKED}),
     # An intent that was open when it was settled is asked about until it ends.
     Move.POLL: _pairs(
         {_S.PROCESSING, _S.REQUIRES_ACTION},
