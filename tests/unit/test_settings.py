@@ -86,24 +86,22 @@ def test_a_value_that_cannot_be_read_is_one_line_that_names_the_setting(
 
 
 def test_a_missing_setting_is_named() -> None:
-    with pytest.raises(ConfigurationError, match="^NSQD_TCP_ADDRESS is not set$"):
+    with pytest.raises(ConfigurationError, match=r"^NSQD_TCP_ADDRESS is not set$"):
         load_settings({}).require("nsq_topic", "nsqd_tcp_address")
 
 
 def test_a_secret_is_not_shown_when_settings_are_printed() -> None:
     marker = "marker-of-a-secret"
-    secret = {
-        name: f"x://user:{marker}@host"
-        for name in (
-            "DATABASE_URL",
-            "CELERY_BROKER_URL",
-            "REDIS_URL",
-            "STRIPE_API_KEY",
-            "VAULT_ADMIN_KEY",
-            "FLOWER_BASIC_AUTH",
-            "NSQ_AUTH_SECRET",
-        )
-    }
+    names = (
+        "DATABASE_URL",
+        "CELERY_BROKER_URL",
+        "REDIS_URL",
+        "STRIPE_API_KEY",
+        "VAULT_ADMIN_KEY",
+        "FLOWER_BASIC_AUTH",
+        "NSQ_AUTH_SECRET",
+    )
+    secret = dict.fromkeys(names, f"x://user:{marker}@host")
     settings = load_settings(secret)
     assert isinstance(settings, Settings)
     assert marker not in repr(settings)
