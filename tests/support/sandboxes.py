@@ -1,0 +1,77 @@
+"""A sandbox of a test's own, driven by the command line as an operator would."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from sandbox.binaries import CHECKOUT
+from sandbox.files import read_json
+from sandbox.stack import Stack
+
+COMMAND_WITHIN_S = 120.0
+
+
+class Sandbox:
+    """`run("up", …)` is `python -m sandbox --directory … up …`."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def run(self, *arguments: str, ok: bool = True) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "sandbox", "--directory", str(self.directory)]
+        done = subprocess.run(
+            [*command, *arguments],
+            check=False,
+            cwd=CHECKOUT,
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_WITHIN_S,
+        )
+        if ok and done.returncode != 0:
+            raise AssertionError(f"{arguments} ended with {done.returncode}: {done.stderr}")
+        return done
+
+    def pids(self) -> dict[str, int]:
+        return {str(k): int(v) for k, v in (read_json(self.directory / "pids.json") or {}).items()}
+
+    def supervisor(self) -> psutil.Process:
+        for process in psutil.process_iter():
+            try:
+                if process.cmdline()[1:] == ["-m", "sandbox.supervisor", str(self.directory)]:
+                    return process
+            except psutil.Error:
+                continue
+        raise AssertionError("no supervisor runs")
+
+    def kill_supervisor(self) -> None:
+        process = self.supervisor()
+        process.send_signal(signal.SIGKILL)
+        process.wait(5)
+
+    def processes(self) -> list[int]:
+        """Every process that belongs to the folder."""
+        return Stack(self.directory).leftovers()
+
+    def end(self) -> None:
+        """Whatever state it is in: nothing is left of it."""
+        with suppress(AssertionError, psutil.Error):
+            self.kill_supervisor()
+        if self.directory.exists():
+            stack = Stack(self.directory)
+            stack.kill_leftovers()
+            stack.wipe()
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except (ProcessLookupError, psutil.NoSuchProcess):
+        return False
