@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import TextClause, create_engine, text
@@ -88,6 +89,23 @@ def rows(engine: Engine, statement: TextClause, values: Mapping[str, Any]) -> Se
     try:
         with engine.connect() as connection:
             return connection.execute(statement, values).mappings().all()
+    except DBAPIError as error:
+        if _is_our_mistake(error):
+            raise
+        raise LedgerUnavailable(f"the ledger did not answer ({_kind(error)})") from None
+    except PoolTimeout:
+        raise LedgerUnavailable("the ledger did not answer (no free connection)") from None
+
+
+@contextmanager
+def transaction(engine: Engine) -> Iterator[Connection]:
+    """Several statements that take effect together or not at all. Never around a call out.
+
+    Raises LedgerUnavailable like `rows`; any error rolls everything back.
+    """
+    try:
+        with engine.execution_options(isolation_level="READ COMMITTED").begin() as connection:
+            yield connection
     except DBAPIError as error:
         if _is_our_mistake(error):
             raise

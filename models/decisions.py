@@ -114,6 +114,24 @@ def backoff_s(failures: int, limits: Limits, draw: float) -> float:
     return float(ceiling * draw)
 
 
+def first_poll_s(state: State, limits: Limits) -> float | None:
+    """Seconds until an intent that was left open is asked about; None: it is not open."""
+    if state is State.PROCESSING:
+        return limits.poll_processing_s
+    if state is State.REQUIRES_ACTION:
+        return limits.poll_action_s
+    return None
+
+
+def next_poll_s(state: State, polls: int, limits: Limits) -> float:
+    """Seconds to the next look at an open intent; `polls` counts the looks so far."""
+    if state is State.REQUIRES_ACTION:
+        return limits.poll_action_s
+    return float(
+        min(limits.poll_processing_s * 2.0 ** min(polls, 32), limits.poll_processing_cap_s)
+    )
+
+
 class Disposition(StrEnum):
     """What a bridge does with a delivery now."""
 

@@ -18,7 +18,7 @@ from sqlalchemy import TextClause
 
 from models import ledger_sql as sql
 from models.database import rows
-from models.decisions import RecordStatus
+from models.decisions import RecordStatus, first_poll_s
 from models.errors import ConfigurationError, LedgerUnavailable
 from models.outcomes import Outcome, OutcomeKind
 from models.records import (
@@ -27,6 +27,7 @@ from models.records import (
     Record,
     Snapshot,
     StoredRequest,
+    new_values,
     record_from_row,
 )
 from models.states import MONEY_STATES, Move, State, check_move, is_settled
@@ -109,7 +110,7 @@ class Ledger:
 
     def claim_new(self, new: NewRecord, request: StoredRequest, method: str | None) -> Claim | None:
         """Insert the record as `sent` and leased to us; None when a row is there already."""
-        values = self._new_values(new) | self._request_values(request)
+        values = new_values(new) | self._request_values(request)
         values |= {"payment_method": method, **self._audit(Move.CLAIM, f"first from {new.source}")}
         return self._claim(sql.INSERT_SENT, values, new.charge_key)
 
@@ -160,7 +161,7 @@ class Ledger:
 
     def reserve(self, new: NewRecord, error_code: str, retry_s: float) -> bool:
         """Keep an event whose preparation could not finish; False when a row is there."""
-        values = self._new_values(new) | {
+        values = new_values(new) | {
             "payment_method": None,
             "retry_s": retry_s,
             "error_code": error_code,
@@ -232,7 +233,7 @@ class Ledger:
         unsure = is_settled(record.state) and record.state not in (State.REVIEW, State.PROCESSING)
         target = State.REVIEW if unsure else State.CHARGED
         check_move(Move.LATE_TRUTH, record.state, target)
-        values = self._object_values(outcome) | {
+        values = object_values(outcome) | {
             "charge_key": charge_key,
             "from_state": record.state,
             "to_state": target,
@@ -298,22 +299,6 @@ class Ledger:
         }
 
     @staticmethod
-    def _new_values(new: NewRecord) -> dict[str, Any]:
-        event = new.event
-        return {
-            "customer_id": event.customer_id,
-            "billing_period": event.billing_period,
-            "charge_key": new.charge_key,
-            "fingerprint": event.fingerprint,
-            "amount_cents": event.amount_cents,
-            "currency": event.currency,
-            "stripe_customer_id": event.stripe_customer_id,
-            "billing_run": event.billing_run,
-            "source": new.source,
-            "event": json.dumps(event.to_json()),
-        }
-
-    @staticmethod
     def _request_values(request: StoredRequest) -> dict[str, Any]:
         return {
             "endpoint": request.endpoint,
@@ -323,18 +308,8 @@ class Ledger:
             "idempotency_key": request.idempotency_key,
         }
 
-    @staticmethod
-    def _object_values(outcome: Outcome) -> dict[str, Any]:
-        return {
-            "payment_intent_id": outcome.payment_intent_id,
-            "charge_id": outcome.charge_id,
-            "error_code": outcome.error_code,
-            "decline_code": outcome.decline_code,
-            "error_message": outcome.error_message,
-        }
-
     def _outcome_values(self, claim: Claim, outcome: Outcome, retry: Retry) -> dict[str, Any]:
-        return self._object_values(outcome) | {
+        return object_values(outcome) | {
             "charge_key": claim.record.charge_key,
             "token": claim.token,
             "to_state": outcome.state,
@@ -343,12 +318,24 @@ class Ledger:
             "stripe_request_id": outcome.request_id,
             "replayed": outcome.replayed,
             "retry_s": retry.after_s,
+            "poll_s": first_poll_s(outcome.state, self.limits),
             "unknown": 1,
             "look_up": outcome.kind is OutcomeKind.UNKNOWN_LOOK_UP,
             "prove": retry.until_proof,
             "max_unknowns": self.limits.max_unknowns,
             "proof_of_absence_s": self.limits.proof_of_absence_s,
         }
+
+
+def object_values(outcome: Outcome) -> dict[str, Any]:
+    """The columns of a record that an outcome writes."""
+    return {
+        "payment_intent_id": outcome.payment_intent_id,
+        "charge_id": outcome.charge_id,
+        "error_code": outcome.error_code,
+        "decline_code": outcome.decline_code,
+        "error_message": outcome.error_message,
+    }
 
 
 def _same_object(record: Record, outcome: Outcome) -> bool:

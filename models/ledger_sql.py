@@ -13,17 +13,17 @@ from sqlalchemy import TextClause, text
 from models.records import RECORD_COLUMNS
 
 COLUMNS: Final = ", ".join(RECORD_COLUMNS)
-_CLOCK: Final = "clock AS (SELECT ledger_now() AS now)"
-_UNLEASED: Final = "(lease_expires_at IS NULL OR lease_expires_at <= clock.now)"
-_DUE: Final = "(next_attempt_at IS NULL OR next_attempt_at <= clock.now)"
-_RELEASE: Final = "lease_token = NULL, lease_expires_at = NULL"
-_CLEAR_HISTORY: Final = (
+CLOCK: Final = "clock AS (SELECT ledger_now() AS now)"
+UNLEASED: Final = "(lease_expires_at IS NULL OR lease_expires_at <= clock.now)"
+DUE: Final = "(next_attempt_at IS NULL OR next_attempt_at <= clock.now)"
+RELEASE: Final = "lease_token = NULL, lease_expires_at = NULL"
+CLEAR_HISTORY: Final = (
     "first_sent_at = NULL, last_sent_at = NULL, attempts = 0, unknowns = 0, claims = 0, "
     "look_up = false"
 )
 
 
-def _audit(source: str, from_state: str) -> str:
+def audit(source: str, from_state: str) -> str:
     return f"""audit AS (
         INSERT INTO ledger_events
             (charge_key, attempt_epoch, from_state, to_state, move, actor, reason, request_id, at)
@@ -51,7 +51,7 @@ READ_STATUSES: Final = text(
 
 def _insert(state: str, sent_columns: str, sent_values: str, tail: str) -> TextClause:
     return text(f"""
-    WITH {_CLOCK},
+    WITH {CLOCK},
     moved AS (
         INSERT INTO billing_records (customer_id, billing_period, charge_key, fingerprint,
             amount_cents, currency, stripe_customer_id, billing_run, source, event, state,
@@ -62,7 +62,7 @@ def _insert(state: str, sent_columns: str, sent_values: str, tail: str) -> TextC
         FROM clock
         ON CONFLICT DO NOTHING
         RETURNING {COLUMNS}),
-    {_audit("moved", "CAST(NULL AS text)")}{tail}
+    {audit("moved", "CAST(NULL AS text)")}{tail}
     SELECT {COLUMNS} FROM moved""")
 
 
@@ -83,7 +83,7 @@ INSERT_RESERVED: Final = _insert(
 """Where the preparation could not finish: the event is kept, and tried again."""
 
 CLAIM: Final = text(f"""
-    WITH {_CLOCK},
+    WITH {CLOCK},
     moved AS (
         UPDATE billing_records SET state = 'sent', lease_token = :token,
             lease_expires_at = clock.now + make_interval(secs => :lease_s),
@@ -94,21 +94,21 @@ CLAIM: Final = text(f"""
         FROM clock
         WHERE charge_key = :charge_key AND state = :from_state AND attempt_epoch = :epoch
             AND lease_token IS NOT DISTINCT FROM CAST(:expected_token AS uuid)
-            AND {_UNLEASED} AND {_DUE}
+            AND {UNLEASED} AND {DUE}
             AND (state = 'reserved'
                  OR first_sent_at > clock.now - make_interval(secs => :resend_window_s))
         RETURNING {COLUMNS}),
-    {_audit("moved", ":from_state")}, {_ATTEMPT}
+    {audit("moved", ":from_state")}, {_ATTEMPT}
     SELECT {COLUMNS} FROM moved""")
 
 LEASE: Final = text(f"""
-    WITH {_CLOCK}
+    WITH {CLOCK}
     UPDATE billing_records SET lease_token = :token, claims = claims + 1,
         lease_expires_at = clock.now + make_interval(secs => :lease_s), updated_at = clock.now
     FROM clock
     WHERE charge_key = :charge_key AND state = 'sent' AND attempt_epoch = :epoch
         AND lease_token IS NOT DISTINCT FROM CAST(:expected_token AS uuid)
-        AND {_UNLEASED} AND {_DUE}
+        AND {UNLEASED} AND {DUE}
     RETURNING {COLUMNS}""")
 """The right to look a record up: nothing is sent, so nothing is counted as sent."""
 
@@ -121,7 +121,7 @@ _FINISH_ATTEMPT: Final = """attempt AS (
             charge_id = CAST(:charge_id AS text)
         FROM clock WHERE token = :token)"""
 
-_OBJECTS: Final = (
+OBJECTS: Final = (
     "payment_intent_id = COALESCE(CAST(:payment_intent_id AS text), payment_intent_id), "
     "charge_id = COALESCE(CAST(:charge_id AS text), charge_id), "
     "error_code = CAST(:error_code AS text), decline_code = CAST(:decline_code AS text), "
@@ -131,21 +131,24 @@ _OBJECTS: Final = (
 
 def _fenced(assignments: str, finish_attempt: str) -> TextClause:
     return text(f"""
-    WITH {_CLOCK}{finish_attempt},
+    WITH {CLOCK}{finish_attempt},
     moved AS (
-        UPDATE billing_records SET {assignments}, {_OBJECTS}, {_RELEASE}
+        UPDATE billing_records SET {assignments}, {OBJECTS}, {RELEASE}
         FROM clock
         WHERE charge_key = :charge_key AND state = 'sent' AND lease_token = :token
         RETURNING {COLUMNS}),
-    {_audit("moved", "'sent'")}
+    {audit("moved", "'sent'")}
     SELECT {COLUMNS} FROM moved""")
 
 
 _SETTLE: Final = (
-    "state = :to_state, settled_at = clock.now, next_attempt_at = NULL, claims = 0, deferrals = 0"
+    "state = :to_state, settled_at = clock.now, claims = 0, deferrals = 0, "
+    "next_attempt_at = clock.now + make_interval(secs => CAST(:poll_s AS double precision))"
 )
+"""`poll_s` is null but for an intent that is still open: the sweep asks about it again."""
+
 _BACK_TO_RESERVED: Final = (
-    f"state = 'reserved', {_CLEAR_HISTORY}, deferrals = deferrals + 1, "
+    f"state = 'reserved', {CLEAR_HISTORY}, deferrals = deferrals + 1, "
     "next_attempt_at = clock.now + make_interval(secs => :retry_s)"
 )
 _STAY_SENT: Final = (
@@ -164,44 +167,44 @@ FOUND_ABSENT: Final = _fenced(_BACK_TO_RESERVED, "")
 FOUND_NOTHING_YET: Final = _fenced(_STAY_SENT, "")
 
 LATE_TRUTH: Final = text(f"""
-    WITH {_CLOCK},
+    WITH {CLOCK},
     moved AS (
         UPDATE billing_records SET state = :to_state, settled_at = clock.now,
-            next_attempt_at = NULL, {_OBJECTS}, {_RELEASE}
+            next_attempt_at = NULL, {OBJECTS}, {RELEASE}
         FROM clock
         WHERE charge_key = :charge_key AND state = :from_state AND attempt_epoch = :epoch
         RETURNING {COLUMNS}),
-    {_audit("moved", ":from_state")}
+    {audit("moved", ":from_state")}
     SELECT {COLUMNS} FROM moved""")
 
 DEFER: Final = text(f"""
-    WITH {_CLOCK}
+    WITH {CLOCK}
     UPDATE billing_records SET deferrals = deferrals + 1, error_code = CAST(:error_code AS text),
         next_attempt_at = clock.now + make_interval(secs => :retry_s), updated_at = clock.now
     FROM clock
     WHERE charge_key = :charge_key AND state = 'reserved' AND attempt_epoch = :epoch
-        AND {_UNLEASED} AND {_DUE}
+        AND {UNLEASED} AND {DUE}
     RETURNING {COLUMNS}""")
 
 POSTPONE: Final = text(f"""
-    WITH {_CLOCK}
+    WITH {CLOCK}
     UPDATE billing_records SET error_code = CAST(:error_code AS text),
         next_attempt_at = clock.now + make_interval(secs => :retry_s), updated_at = clock.now
     FROM clock
     WHERE charge_key = :charge_key AND state = 'sent' AND attempt_epoch = :epoch
-        AND {_UNLEASED} AND {_DUE}
+        AND {UNLEASED} AND {DUE}
     RETURNING {COLUMNS}""")
 
 GIVE_UP: Final = text(f"""
-    WITH {_CLOCK},
+    WITH {CLOCK},
     moved AS (
         UPDATE billing_records SET state = 'review', settled_at = clock.now,
-            next_attempt_at = NULL, updated_at = clock.now, {_RELEASE}
+            next_attempt_at = NULL, updated_at = clock.now, {RELEASE}
         FROM clock
         WHERE charge_key = :charge_key AND state = :from_state AND attempt_epoch = :epoch
-            AND lease_token IS NOT DISTINCT FROM CAST(:expected_token AS uuid) AND {_UNLEASED}
+            AND lease_token IS NOT DISTINCT FROM CAST(:expected_token AS uuid) AND {UNLEASED}
         RETURNING {COLUMNS}),
-    {_audit("moved", ":from_state")}
+    {audit("moved", ":from_state")}
     SELECT {COLUMNS} FROM moved""")
 
 DISPATCH_DUE: Final = text(f"""
@@ -209,7 +212,7 @@ DISPATCH_DUE: Final = text(f"""
     due AS (
         SELECT id FROM billing_records, clock
         WHERE state IN ('reserved', 'sent') AND charge_key > :after_key
-            AND {_UNLEASED} AND {_DUE}
+            AND {UNLEASED} AND {DUE}
             AND (dispatched_at IS NULL
                  OR dispatched_at <= clock.now - make_interval(secs => :redispatch_after_s))
         ORDER BY charge_key LIMIT :batch

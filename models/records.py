@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -122,3 +123,20 @@ class NewRecord:
     event: BillingEvent
     charge_key: str
     source: str
+
+
+def new_values(new: NewRecord) -> dict[str, Any]:
+    """The columns that the first insert of a record takes from its event."""
+    event = new.event
+    return {
+        "customer_id": event.customer_id,
+        "billing_period": event.billing_period,
+        "charge_key": new.charge_key,
+        "fingerprint": event.fingerprint,
+        "amount_cents": event.amount_cents,
+        "currency": event.currency,
+        "stripe_customer_id": event.stripe_customer_id,
+        "billing_run": event.billing_run,
+        "source": new.source,
+        "event": json.dumps(event.to_json()),
+    }

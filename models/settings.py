@@ -41,6 +41,13 @@ class Limits:
     visibility_timeout_s: float = 300
     proof_of_absence_s: float = 900
     resend_window_s: float = 20 * 3600
+    poll_processing_s: float = 60
+    """First pause before an intent that is `processing` is asked about; it grows."""
+    poll_processing_cap_s: float = 6 * 3600
+    poll_action_s: float = 3600
+    """Between two looks at an intent that waits for the customer."""
+    poll_for_s: float = 14 * 24 * 3600
+    """How long an open intent is asked about before a person decides."""
     max_unknowns: int = 5
     """Unknown outcomes after which the record is looked up instead of sent again."""
     max_claims: int = 10
@@ -64,6 +71,9 @@ FAST_LIMITS: Final = Limits(
     park_delay_s=3,
     visibility_timeout_s=30,
     proof_of_absence_s=30,
+    poll_processing_s=1,
+    poll_processing_cap_s=5,
+    poll_action_s=3,
 )
 MAX_RESEND_WINDOW_S: Final = 23 * 3600
 """Stripe may forget an idempotency key at 24 h; an hour is kept for clocks that differ."""

@@ -57,6 +57,8 @@ class Move(StrEnum):
     RESOLVE = "resolve"
     GIVE_UP = "give_up"
     RECOVER = "recover"
+    IMPORT = "import"
+    REPLAY = "replay"
 
 
 def _pairs(
@@ -86,6 +88,9 @@ TRANSITIONS: Final[dict[Move, frozenset[tuple[State, State]]]] = {
     Move.RECHARGE: _pairs(KNOWN_FAILURES, {_S.RESERVED}),
     Move.VOID: _pairs({_S.RESERVED} | KNOWN_FAILURES, {_S.VOIDED}),
     Move.RESOLVE: _pairs({_S.REVIEW}, {_S.CHARGED, _S.REJECTED}),
+    # These two only make rows that were not there.
+    Move.IMPORT: frozenset(),
+    Move.REPLAY: frozenset(),
     Move.GIVE_UP: _pairs({_S.SENT, _S.RESERVED}, {_S.REVIEW}),
     # After a database restore Stripe's success wins over whatever the old copy says, and
     # every unsettled record is looked up before anything is sent.

@@ -66,7 +66,8 @@ billing_records: Final = Table(
     Column("attempts", Integer, nullable=False, server_default=text("0")),
     Column("unknowns", Integer, nullable=False, server_default=text("0")),
     Column("claims", Integer, nullable=False, server_default=text("0")),
-    # Times in a row that the preparation could not finish or nothing was executed.
+    # Times in a row that a preparation could not finish, nothing was executed, or a poll
+    # found an intent still open: what the next pause grows with.
     Column("deferrals", Integer, nullable=False, server_default=text("0")),
     Column("look_up", Boolean, nullable=False, server_default=text("false")),
     Column("payment_intent_id", Text),
@@ -90,6 +91,12 @@ billing_records: Final = Table(
     ),
     # What the sweep walks, in key order: settled rows cost it nothing.
     Index("billing_records_unsettled", "charge_key", postgresql_where=text(_UNSETTLED)),
+    # What the sweep polls: intents that the customer or the bank may still end.
+    Index(
+        "billing_records_open_intents",
+        "next_attempt_at",
+        postgresql_where=text("state IN ('processing', 'requires_action')"),
+    ),
     Index("billing_records_run", "billing_run", "currency", "state"),
     Index("billing_records_state_key", "state", "charge_key"),
 )
@@ -177,6 +184,8 @@ deployment: Final = Table(
     Column("namespace", Text, nullable=False),
     Column("livemode", Boolean),
     Column("account_id", Text),
+    # Set while a recovery after a database restore is under way: nobody may charge.
+    _timestamp("recovering_since"),
     _timestamp("created_at", now=True),
     CheckConstraint('"only"', name="deployment_one_row"),
 )

@@ -50,6 +50,7 @@ def upgrade() -> None:
         sa.Column("namespace", sa.Text, nullable=False),
         sa.Column("livemode", sa.Boolean),
         sa.Column("account_id", sa.Text),
+        _time("recovering_since"),
         _stamp("created_at"),
         sa.CheckConstraint('"only"', name="deployment_one_row"),
     )
@@ -109,6 +110,12 @@ def _records() -> None:
         postgresql_where=sa.text("state IN ('reserved', 'sent')"),
     )
     op.create_index("billing_records_run", "billing_records", ["billing_run", "currency", "state"])
+    op.create_index(
+        "billing_records_open_intents",
+        "billing_records",
+        ["next_attempt_at"],
+        postgresql_where=sa.text("state IN ('processing', 'requires_action')"),
+    )
     op.create_index("billing_records_state_key", "billing_records", ["state", "charge_key"])
 
 
