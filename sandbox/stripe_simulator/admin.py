@@ -10,6 +10,7 @@ from sandbox.stripe_simulator import objects
 from sandbox.stripe_simulator.faults import FaultList, parse_fault
 from sandbox.stripe_simulator.messages import Json, Reply, Request, encode
 from sandbox.stripe_simulator.rows import Stored
+from sandbox.stripe_simulator.store import Kind
 from sandbox.stripe_simulator.world import World
 
 #: Lines of a long listing that are sent at a time.
@@ -226,7 +227,7 @@ class Admin:
         self._put("charges", stored.seq, stored.body, stored.idempotency_key)
         return stored.body
 
-    def _put(self, kind: Any, seq: int, body: Json, key: str | None) -> None:
+    def _put(self, kind: Kind, seq: int, body: Json, key: str | None) -> None:
         self._world.store.put(kind, seq, body, idempotency_key=key)
 
 

@@ -49,14 +49,13 @@ class Server:
         connection.set_close_callback(left.set)
         try:
             reply = await self._drive(_request(received), left)
-            await _send(connection, reply)
-        except StreamClosedError:
-            pass
         except Exception:
             logger.exception("stripe_simulator_error")
-            await _send(connection, Reply(500, '{"error":{"type":"api_error"}}'))
+            reply = Reply(500, '{"error":{"type":"api_error","message":"simulator error"}}')
         finally:
             connection.set_close_callback(None)
+        with contextlib.suppress(StreamClosedError):
+            await _send(connection, reply)
 
     async def _drive(self, request: Request, left: asyncio.Event) -> Reply:
         """Runs an exchange. A client that leaves does not stop the work that it asked for."""

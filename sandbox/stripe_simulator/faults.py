@@ -116,7 +116,9 @@ class FaultList:
         self._faults = [Fault(**fields) for fields in json.loads(stored or "[]")]
 
     def add(self, fault: Fault) -> None:
-        """Appends a fault. Raises ValueError when there are too many."""
+        """Appends a fault; used-up ones make room. Raises ValueError when there are too many."""
+        if len(self._faults) >= MAX_FAULTS:
+            self._faults = [known for known in self._faults if known.left > 0]
         if len(self._faults) >= MAX_FAULTS:
             raise ValueError(f"at most {MAX_FAULTS} faults")
         self._faults.append(fault)
