@@ -1,0 +1,116 @@
+"""The supervisor's own rounds, against real processes that are cheap to start."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sandbox.processes import RoleSpec, SandboxError
+from sandbox.stack import Stack
+from sandbox.supervisor import Supervisor
+from tests.support.waiting import wait_until
+
+SLEEPER = (sys.executable, "-c", "import signal; signal.pause()")
+DEAF = (
+    sys.executable,
+    "-c",
+    "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True);"
+    "signal.pause()",
+)
+ENDS_AT_ONCE = (sys.executable, "-c", "")
+
+
+class OneRole(Stack):
+    """A stack whose only role, called redis, runs another command."""
+
+    def __init__(self, directory: Path, command: tuple[str, ...]) -> None:
+        super().__init__(directory, names=("redis",))
+        self.command = command
+
+    def spec(self, name: str) -> RoleSpec:
+        self.require(name)
+        log = self.directory / "redis.log"
+        return RoleSpec(name, self.command, self.directory, log, dict(os.environ), grace_s=0.3)
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+def supervised(directory: Path, command: tuple[str, ...]) -> Supervisor:
+    supervisor = Supervisor(OneRole(directory, command))
+    supervisor.answer({"do": "start", "role": "redis"})
+    return supervisor
+
+
+def state(supervisor: Supervisor) -> str:
+    supervisor.run_once(0.01)
+    return str(supervisor.status()["redis"]["state"])
+
+
+def test_a_role_that_keeps_dying_is_started_with_growing_pauses(directory: Path) -> None:
+    supervisor = supervised(directory, ENDS_AT_ONCE)
+    watched = supervisor.watched["redis"]
+    pauses = []
+    for died in range(1, 4):
+        wait_until(lambda: state(supervisor) and watched.restarts == died, 10.0, "it dies")
+        pauses.append(watched.failures)
+    assert pauses == [1, 2, 3]
+    supervisor.processes.kill_all()
+
+
+def test_a_role_that_ignores_the_request_to_end_is_killed_after_its_grace(
+    directory: Path,
+) -> None:
+    supervisor = supervised(directory, DEAF)
+    log = directory / "redis.log"
+    wait_until(lambda: "deaf" in log.read_text(), 5.0, "it ignores SIGTERM by now")
+    supervisor.answer({"do": "stop", "role": "redis"})
+    assert state(supervisor) == "stopping"
+    wait_until(lambda: state(supervisor) == "stopped", 5.0, "it is killed")
+
+
+def test_all_processes_of_the_group_go_with_a_killed_leader(directory: Path) -> None:
+    spawning = "import os, signal; pid = os.fork();pid and print(pid, flush=True); signal.pause()"
+    supervisor = supervised(directory, (sys.executable, "-c", spawning))
+    log = directory / "redis.log"
+    child = int(wait_until(lambda: log.read_text().strip(), 5.0, "the leader has a child"))
+    leader = supervisor.processes.pids()["redis"]
+    os.kill(leader, signal.SIGKILL)
+    wait_until(
+        lambda: state(supervisor) == "running" and supervisor.processes.pids()["redis"] != leader,
+        5.0,
+        "the role runs again",
+    )
+    wait_until(lambda: not _exists(child), 5.0, "the child of the dead leader is gone")
+    supervisor.processes.kill_all()
+
+
+def _exists(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_down_refuses_new_starts_and_ends_when_nothing_runs(directory: Path) -> None:
+    supervisor = supervised(directory, SLEEPER)
+    supervisor.answer({"do": "down"})
+    assert "error" in supervisor.answer({"do": "start", "role": "redis"})
+    wait_until(lambda: supervisor.run_once(0.01), 5.0, "the supervisor is through")
+    assert supervisor.processes.pids() == {}
+
+
+def test_unknown_roles_and_commands_are_refused(directory: Path) -> None:
+    supervisor = supervised(directory, SLEEPER)
+    assert "error" in supervisor.answer({"do": "start", "role": "nonsense"})
+    assert "error" in supervisor.answer({"do": "dance", "role": "redis"})
+    with pytest.raises(SandboxError):
+        supervisor.stack.require("nonsense")
+    supervisor.processes.kill_all()
