@@ -14,6 +14,7 @@ import shutil
 import signal
 import stat
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,6 +81,7 @@ class Postgres:
 
     def _initdb(self, password_file: Path) -> None:
         command = [
+            *_named_user(),
             str(self.installation / "bin" / "initdb"),
             f"--pgdata={self.data}",
             f"--username={USER}",
@@ -166,6 +168,19 @@ def private_folder(directory: Path) -> Path:
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
             raise SandboxError(f"{folder} belongs to somebody else") from None
     return folder
+
+
+def _named_user() -> list[str]:
+    """A prefix for commands that want their user to be listed, where ours is not."""
+    if os.geteuid() == 0:
+        return []
+    try:
+        pwd.getpwuid(os.geteuid())
+    except KeyError:
+        account = _ordinary_account()
+        script = str(Path(__file__).with_name("named_user.py"))
+        return [sys.executable, "-I", "-S", script, str(account.uid), str(account.gid), "--"]
+    return []
 
 
 def remove_private_folder(directory: Path) -> None:

@@ -26,7 +26,7 @@ MARK = "CHARGEBRIDGE_SANDBOX_ROLE_OF"
 """Environment variable of every role; its value is the sandbox folder."""
 SELF_TITLING = ("postgres", "redis-server")
 """Programs that write their title over their environment: known by their folder instead."""
-POLL_S = 0.02
+KILL_POLL_S = 0.05
 KILL_TIMEOUT_S = 10.0
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 LAUNCHER = Path(__file__).with_name("launch.py")
@@ -235,5 +235,6 @@ def kill_leftovers(directory: Path, data_folders: Iterable[Path] = ()) -> int:
                 killed.add(process.pid)
             except psutil.NoSuchProcess:
                 pass
-        psutil.wait_procs(found, timeout=1)
+        # Briefly: a dead one may stay a zombie until whoever inherited it looks.
+        psutil.wait_procs(found, timeout=KILL_POLL_S)
     return len(killed)

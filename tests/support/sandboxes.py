@@ -14,6 +14,7 @@ import psutil
 from sandbox.binaries import CHECKOUT
 from sandbox.files import read_json
 from sandbox.stack import Stack
+from tests.support.waiting import wait_until
 
 COMMAND_WITHIN_S = 120.0
 
@@ -53,7 +54,7 @@ class Sandbox:
     def kill_supervisor(self) -> None:
         process = self.supervisor()
         process.send_signal(signal.SIGKILL)
-        process.wait(5)
+        wait_until(lambda: not alive(process.pid), 5.0, "the supervisor is dead")
 
     def processes(self) -> list[int]:
         """Every process that belongs to the folder."""
