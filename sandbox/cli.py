@@ -116,6 +116,8 @@ def up(directory: Path, limits: Limits, names: Sequence[str]) -> int:
     begun = time.monotonic()
     if control.supervisor_runs(directory):
         stack = Stack.load(directory)
+        if (stack.limits, set(stack.names)) != (limits, set(names)):
+            raise SandboxError("it is up with other roles or limits: `down` first")
         keeper = RemoteKeeper(stack.directory)
         if set(keeper.running()) == set(stack.names) and (directory / "env").exists():
             stack.wait_healthy(keeper, stack.names)
@@ -148,7 +150,11 @@ def down(directory: Path) -> int:
         say("nothing is up here")
         return 0
     if control.supervisor_runs(directory):
-        RemoteKeeper(directory).down(DOWN_WITHIN_S)
+        try:
+            RemoteKeeper(directory).down(DOWN_WITHIN_S)
+        except SandboxError:
+            say("the supervisor does not answer: killing it")
+            control.kill_supervisor(directory)
     Stack.load(directory).kill_leftovers()
     (directory / "pids.json").unlink(missing_ok=True)
     say("down; data and ports are kept")

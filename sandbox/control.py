@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import signal
 import socket
 import threading
 import time
@@ -47,16 +48,38 @@ def listen(directory: Path) -> socket.socket:
 
 def supervisor_runs(directory: Path) -> bool:
     """Exactly while it lives: the kernel drops the lock with the process."""
+    return supervisor_pid(directory) is not None
+
+
+def supervisor_pid(directory: Path) -> int | None:
+    """The pid in the lock file, which is the holder's for as long as the lock is held."""
     try:
         lock = (directory / LOCK).open()
     except FileNotFoundError:
-        return False
+        return None
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            return True
-    return False
+            return int(lock.read() or 0)
+    return None
+
+
+def kill_supervisor(directory: Path) -> None:
+    """SIGKILL to one that does not answer any more; its roles die with it."""
+    pid = supervisor_pid(directory)
+    if pid:
+        os.kill(pid, signal.SIGKILL)
+    _wait_until_gone(directory, TIMEOUT_S)
+
+
+def _wait_until_gone(directory: Path, timeout_s: float) -> None:
+    pause = threading.Event()
+    deadline = time.monotonic() + timeout_s
+    while supervisor_runs(directory):
+        if time.monotonic() > deadline:
+            raise SandboxError("the supervisor did not end in time")
+        pause.wait(POLL_S)
 
 
 def ask(directory: Path, request: dict[str, Any]) -> dict[str, Any]:
@@ -105,9 +128,4 @@ class RemoteKeeper:
     def down(self, timeout_s: float) -> None:
         """Ends all roles and the supervisor; raises SandboxError when that takes too long."""
         ask(self.directory, {"do": "down"})
-        pause = threading.Event()
-        deadline = time.monotonic() + timeout_s
-        while supervisor_runs(self.directory):
-            if time.monotonic() > deadline:
-                raise SandboxError("the supervisor did not end in time")
-            pause.wait(POLL_S)
+        _wait_until_gone(self.directory, timeout_s)

@@ -251,10 +251,14 @@ def _take(lock: IO[str]) -> bool:
 
 
 def main(directory: Path) -> int:
-    lock = (directory / control.LOCK).open("w")
+    # Not truncated before it is ours: the holder's pid stands in it.
+    lock = (directory / control.LOCK).open("a")
     if not _take(lock):
         say("another supervisor runs in this folder")
         return 1
+    lock.truncate(0)
+    lock.write(str(os.getpid()))
+    lock.flush()
     supervisor = Supervisor(Stack.load(directory))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: supervisor.stop_all())

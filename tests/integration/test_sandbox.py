@@ -176,6 +176,15 @@ def test_a_role_that_is_not_there_is_refused(sandbox: Sandbox) -> None:
     assert "no role 'nonsense'" in refused.stderr
 
 
+def test_down_ends_a_supervisor_that_does_not_answer(sandbox: Sandbox) -> None:
+    sandbox.run("up", "--only", ROLES)
+    sandbox.supervisor().send_signal(signal.SIGSTOP)
+    sandbox.run("down")
+    assert sandbox.processes() == []
+    with pytest.raises(AssertionError, match="no supervisor runs"):
+        sandbox.supervisor()
+
+
 def test_commands_without_a_stack_are_refused_in_one_line(sandbox: Sandbox) -> None:
     for command in (("status",), ("stop", "redis"), ("start", "redis"), ("clock", "--advance=1h")):
         refused = sandbox.run(*command, ok=False)

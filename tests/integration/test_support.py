@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import psycopg
 import redis
 
 from models.ledger import Ledger
 from sandbox import clock, health
+from sandbox.binaries import CHECKOUT
 from tests.support.producers import billing_event, publish_nsq, publish_redis
+from tests.support.sandboxes import alive
 from tests.support.services import Services
+from tests.support.waiting import wait_until
 
 
 def _now(url: str) -> float:
@@ -59,3 +65,24 @@ def test_channel_and_group_exist_before_the_first_producer(environment: dict[str
         assert client.xlen(environment["REDIS_STREAM"]) == 1
     assert entry
     assert [group["name"] for group in groups] == [environment["REDIS_GROUP"].encode()]
+
+
+def test_services_die_with_a_pytest_that_is_killed() -> None:
+    script = (
+        "from tests.support.services import running_services\n"
+        "from tests.support.waiting import wait_until\n"
+        "with running_services() as services:\n"
+        "    services.need('redis', 'postgres')\n"
+        "    print(*services.processes.pids().values(), flush=True)\n"
+        "    wait_until(lambda: False, 60, 'the end')\n"
+    )
+    owner = subprocess.Popen(
+        [sys.executable, "-c", script], cwd=CHECKOUT, stdout=subprocess.PIPE, text=True
+    )
+    assert owner.stdout is not None
+    pids = [int(pid) for pid in owner.stdout.readline().split()]
+    assert len(pids) == 2
+    assert all(map(alive, pids))
+    owner.kill()
+    owner.wait()
+    wait_until(lambda: not any(map(alive, pids)), 5.0, "the services die")
