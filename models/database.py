@@ -26,7 +26,7 @@ IDLE_IN_TRANSACTION_TIMEOUT_S: Final = 5
 KEEPALIVES_IDLE_S: Final = 5
 USER_TIMEOUT_S: Final = 15
 """Unanswered bytes on a connection: after this the server is gone."""
-REQUIRED_REVISION: Final = "0001"
+REQUIRED_REVISION: Final = "0002"
 """The oldest schema that this code can work with; a newer one is expected to fit."""
 
 

@@ -10,6 +10,7 @@ from sqlalchemy import (
     CheckConstraint,
     Column,
     DateTime,
+    ForeignKey,
     Identity,
     Index,
     Integer,
@@ -22,7 +23,7 @@ from sqlalchemy import (
     func,
     text,
 )
-from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
 from models.states import State
 
@@ -188,4 +189,114 @@ deployment: Final = Table(
     _timestamp("recovering_since"),
     _timestamp("created_at", now=True),
     CheckConstraint('"only"', name="deployment_one_row"),
+)
+
+
+def _cents(name: str) -> Column[object]:
+    return Column(name, BigInteger, nullable=False, server_default=text("0"))
+
+
+def _run() -> Column[object]:
+    return Column("run_id", BigInteger, ForeignKey("billing_runs.id"), nullable=False)
+
+
+billing_runs: Final = Table(
+    "billing_runs",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    Column("billing_run", Text, nullable=False),
+    Column("currency", Text, nullable=False),
+    # Null where the budget came over the vault's wire contract, which names a cap only.
+    Column("expected_total_cents", BigInteger),
+    Column("cap_cents", BigInteger, nullable=False),
+    _cents("settled_cents"),
+    _cents("held_cents"),
+    Column("state", Text, nullable=False, server_default=text("'open'")),
+    Column("vault_key_encrypted", Text),
+    _timestamp("vault_key_expires_at"),
+    _timestamp("created_at", now=True),
+    _timestamp("updated_at", now=True),
+    _timestamp("closed_at"),
+    UniqueConstraint("billing_run", "currency", name="billing_runs_identity"),
+    CheckConstraint("state IN ('open', 'closing', 'closed')", name="billing_runs_state"),
+    CheckConstraint(
+        "cap_cents >= 0 AND settled_cents >= 0 AND held_cents >= 0", name="billing_runs_cents"
+    ),
+)
+
+billing_run_events: Final = Table(
+    "billing_run_events",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    _run(),
+    Column("move", Text, nullable=False),
+    Column("actor", Text, nullable=False),
+    Column("reason", Text),
+    Column("expected_total_cents", BigInteger),
+    Column("cap_cents", BigInteger, nullable=False),
+    _timestamp("at", now=True),
+    Index("billing_run_events_run", "run_id", "id"),
+)
+
+vault_keys: Final = Table(
+    "vault_keys",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    _run(),
+    # SHA-256 of a key of 256 random bits; the key itself is nowhere at the vault.
+    Column("key_hash", Text, nullable=False),
+    Column("label", Text, nullable=False),
+    Column("endpoints", ARRAY(Text), nullable=False),
+    Column("expires_at", DateTime(timezone=True), nullable=False),
+    _timestamp("revoked_at"),
+    _timestamp("created_at", now=True),
+    UniqueConstraint("key_hash", name="vault_keys_hash"),
+    Index("vault_keys_run", "run_id"),
+)
+
+vault_holds: Final = Table(
+    "vault_holds",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    _run(),
+    Column("idempotency_key", Text, nullable=False),
+    Column("charge_key", Text, nullable=False),
+    Column("attempt_epoch", Integer, nullable=False),
+    Column("endpoint", Text, nullable=False),
+    Column("amount_cents", BigInteger, nullable=False),
+    Column("state", Text, nullable=False),
+    # A success that came after the hold had been released.
+    Column("late", Boolean, nullable=False, server_default=text("false")),
+    Column("outcome", Text),
+    Column("upstream_key_id", Text),
+    Column("payment_intent_id", Text),
+    Column("charge_id", Text),
+    _timestamp("first_sent_at"),
+    _timestamp("last_sent_at"),
+    # Tokens of the forwards that have begun and not ended; void from `open_until` on, since a
+    # vault that died takes its own out with it.
+    Column("open_forwards", ARRAY(Uuid), nullable=False, server_default=text("'{}'::uuid[]")),
+    _timestamp("open_until"),
+    Column("forwards", Integer, nullable=False, server_default=text("0")),
+    _timestamp("created_at", now=True),
+    _timestamp("updated_at", now=True),
+    UniqueConstraint("idempotency_key", name="vault_holds_idempotency_key"),
+    CheckConstraint("amount_cents > 0", name="vault_holds_amount"),
+    CheckConstraint(
+        "state IN ('reserved', 'sent', 'settled', 'released', 'unknown')",
+        name="vault_holds_state",
+    ),
+    Index("vault_holds_charge_key", "charge_key"),
+    Index(
+        "vault_holds_one_live",
+        "charge_key",
+        unique=True,
+        postgresql_where=text("state <> 'released' AND NOT late"),
+    ),
+    Index(
+        "vault_holds_open",
+        "run_id",
+        "id",
+        postgresql_where=text("state IN ('reserved', 'sent', 'unknown')"),
+    ),
 )
