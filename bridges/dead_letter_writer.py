@@ -1,0 +1,57 @@
+"""Commits refused deliveries as dead letters, off the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from typing import TYPE_CHECKING
+
+from bridges.backoff import Backoff
+from models.errors import LedgerUnavailable
+from models.faults import fault_point
+
+if TYPE_CHECKING:
+    from models.dead_letters import DeadLetters, NewDeadLetter
+    from models.settings import Limits
+
+logger = logging.getLogger(__name__)
+
+
+class DeadLetterWriter:
+    """What was not committed is held, and tried again with back-off."""
+
+    def __init__(self, dead_letters: DeadLetters, executor: Executor, limits: Limits) -> None:
+        self._dead_letters = dead_letters
+        self._executor = executor
+        self.backoff = Backoff(limits)
+
+    async def write(self, letters: Sequence[NewDeadLetter]) -> int:
+        """Commit these in their order; returns how many are now in the ledger for sure."""
+        if not letters or not self.backoff.ready:
+            return 0
+        loop = asyncio.get_running_loop()
+        written = await loop.run_in_executor(self._executor, self._write, letters)
+        if written == len(letters):
+            self.backoff.worked()
+        else:
+            pause_s = self.backoff.failed()
+            logger.warning("dead_letter_not_written", extra={"retry_s": round(pause_s, 1)})
+        return written
+
+    def _write(self, letters: Sequence[NewDeadLetter]) -> int:
+        for written, letter in enumerate(letters):
+            fault_point("bridge.before_dead_letter")
+            try:
+                letter_id = self._dead_letters.bury(letter)
+            except LedgerUnavailable:
+                return written
+            extra = {
+                "dead_letter": letter_id,
+                "reason": str(letter.reason),
+                "source": letter.source,
+                "delivery_id": letter.delivery_id,
+            }
+            logger.warning("dead_letter", extra=extra)
+        return len(letters)

@@ -1,0 +1,74 @@
+"""A bridge as a process: logs, checks, signals, and an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from bridges.dispatcher import Publisher, make_publisher
+from bridges.start import (
+    LEDGER_THREADS,
+    PUBLISH_THREADS,
+    assemble,
+    check_ledger,
+    check_nsq,
+    check_redis,
+    check_settings,
+    check_task_queue,
+    source_maker,
+)
+from models import faults
+from models.database import make_engine
+from models.logs import configure_logging
+from models.settings import load_settings
+
+if TYPE_CHECKING:
+    from models.ledger import Ledger
+    from models.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def serve(kind: str) -> None:
+    """Run the bridge for `nsq` or `redis` until it is told to stop.
+
+    Raises ConfigurationError or LedgerUnavailable, within seconds, when a part that it needs
+    is not there at the start. A part that goes away later is waited for.
+    """
+    name = f"bridge-{kind}"
+    configure_logging(name)
+    settings = load_settings()
+    check_settings(settings, kind)
+    faults.enable(settings.faults_dir or None)
+    engine = make_engine(settings, pool_size=LEDGER_THREADS, name=f"chargebridge-{name}")
+    try:
+        ledger = check_ledger(engine, settings, name)
+        publisher = make_publisher(settings.max_amount_cents)
+        check_task_queue(publisher)
+        if kind == "nsq":
+            check_nsq(settings)
+        else:
+            check_redis(settings)
+        asyncio.run(_serve(settings, kind, ledger, publisher))
+    finally:
+        engine.dispose()
+
+
+async def _serve(settings: Settings, kind: str, ledger: Ledger, publisher: Publisher) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in STOP_SIGNALS:
+        loop.add_signal_handler(number, stop.set)
+    with (
+        ThreadPoolExecutor(LEDGER_THREADS, "ledger") as for_ledger,
+        ThreadPoolExecutor(PUBLISH_THREADS, "publish") as for_publishing,
+    ):
+        executors = (for_ledger, for_publishing)
+        bridge = assemble(settings, source_maker(kind), ledger, publisher, executors)
+        logger.info("bridge_started", extra={"max_in_flight": settings.bridge_max_in_flight})
+        await bridge.run(stop)

@@ -1,0 +1,138 @@
+"""Makes a bridge out of settings, after it has asked every part whether it is there."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import TYPE_CHECKING, Any, Final
+
+from bridges.addresses import addresses, check_nsq_names, check_redis_names
+from bridges.bridge import Bridge, Parts
+from bridges.commit_watcher import CommitWatcher
+from bridges.counters import Counters
+from bridges.dead_letter_writer import DeadLetterWriter
+from bridges.delivery import Source, SourceUnavailable
+from bridges.dispatcher import Dispatcher, Publisher
+from models.database import check_database
+from models.dead_letters import DeadLetters
+from models.errors import ConfigurationError
+from models.keys import check_namespace
+from models.ledger import Ledger
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+    from models.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+LEDGER_THREADS: Final = 3
+PUBLISH_THREADS: Final = 1
+POOL_SIZE: Final = LEDGER_THREADS
+
+
+def check_settings(settings: Settings, kind: str) -> None:
+    """Refuse settings under which the bridge could not work; warn about wasteful ones."""
+    settings.require("database_url", "celery_broker_url")
+    check_namespace(settings.charge_namespace)
+    if settings.bridge_max_in_flight < 1:
+        raise ConfigurationError("BRIDGE_MAX_IN_FLIGHT must be 1 or more")
+    if kind == "nsq":
+        check_nsq_names(settings.nsq_topic, settings.nsq_channel)
+        if not settings.nsq_lookupd_http_address:
+            settings.require("nsqd_tcp_address")
+        addresses("NSQD_TCP_ADDRESS", settings.nsqd_tcp_address)
+    else:
+        settings.require("redis_url")
+        check_redis_names(settings.redis_stream, settings.redis_group, settings.redis_payload_field)
+    for warning in settings.warnings:
+        logger.warning("limits", extra={"warning": warning})
+
+
+def check_ledger(engine: Engine, settings: Settings, actor: str) -> Ledger:
+    """A ledger that is there, migrated, durable, and of this namespace."""
+    check_database(engine)
+    ledger = Ledger(engine, settings.limits, actor)
+    ledger.pin_deployment(settings.charge_namespace)
+    return ledger
+
+
+def check_task_queue(publisher: Publisher) -> None:
+    """Raise ConfigurationError unless the Celery broker takes a connection."""
+    try:
+        publisher.connect()
+    except publisher.errors as error:
+        raise ConfigurationError(
+            f"CELERY_BROKER_URL: the broker does not answer ({type(error).__name__})"
+        ) from None
+
+
+def check_nsq(settings: Settings) -> None:
+    """Ask one nsqd or nsqlookupd that was named; make topic and channel where that is possible."""
+    from bridges.nsqd import create_channel, identify, ping  # noqa: PLC0415 - only this bridge's
+
+    problems: list[str] = []
+    asked: list[tuple[str, Callable[[str], Any], str]] = [
+        ("NSQD_TCP_ADDRESS", identify, settings.nsqd_tcp_address),
+        ("NSQ_LOOKUPD_HTTP_ADDRESS", ping, settings.nsq_lookupd_http_address),
+    ]
+    answered = 0
+    for setting, ask, text in asked:
+        for address in addresses(setting, text):
+            try:
+                ask(address)
+                answered += 1
+            except SourceUnavailable as error:
+                problems.append(f"{setting}: {error}")
+    if not answered:
+        raise ConfigurationError(problems[0])
+    for problem in problems:
+        logger.warning("nsq_address_away", extra={"problem": problem})
+    for address in addresses("NSQD_HTTP_ADDRESS", settings.nsqd_http_address):
+        try:
+            create_channel(address, settings.nsq_topic, settings.nsq_channel)
+        except SourceUnavailable as error:
+            raise ConfigurationError(f"NSQD_HTTP_ADDRESS: {error}") from None
+
+
+def check_redis(settings: Settings) -> None:
+    """Make the group, which tells whether Redis is there, is new enough and has a stream."""
+    from bridges.redis_streams import prepare  # noqa: PLC0415 - only this bridge's
+
+    try:
+        asyncio.run(prepare(settings))
+    except SourceUnavailable as error:
+        raise ConfigurationError(f"REDIS_URL: {error}") from None
+
+
+def source_maker(kind: str) -> Callable[[Settings, Counters], Source]:
+    """The adapter of a broker; the other one's libraries are not loaded."""
+    if kind == "nsq":
+        from bridges.nsq import NsqSource  # noqa: PLC0415
+
+        return NsqSource
+    from bridges.redis_streams import RedisStreamSource  # noqa: PLC0415
+
+    return RedisStreamSource
+
+
+def assemble(
+    settings: Settings,
+    source: Callable[[Settings, Counters], Source],
+    ledger: Ledger,
+    publisher: Publisher,
+    executors: tuple[Executor, Executor],
+) -> Bridge:
+    """Put the parts together; inside the running event loop."""
+    counters = Counters()
+    for_ledger, for_publishing = executors
+    parts = Parts(
+        watcher=CommitWatcher(ledger, for_ledger, settings.limits),
+        dispatcher=Dispatcher(publisher, for_publishing, settings.limits, counters),
+        dead_letters=DeadLetterWriter(DeadLetters(ledger.engine), for_ledger, settings.limits),
+        executor=for_ledger,
+        counters=counters,
+    )
+    return Bridge(source(settings, counters), parts, settings)

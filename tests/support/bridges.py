@@ -1,0 +1,138 @@
+"""A bridge in a thread of the test, with its own loop, against real services."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import redis
+from celery import Celery
+
+from bridges.bridge import Bridge
+from bridges.dispatcher import Publisher
+from bridges.start import LEDGER_THREADS, assemble, check_ledger, source_maker
+from models.database import make_engine
+from models.settings import Settings
+from tests.support.waiting import wait_until
+
+ENDS_WITHIN_S = 20.0
+
+
+class RunningBridge:
+    """`with RunningBridge(settings, "nsq") as bridge: …`; the end is an orderly shutdown."""
+
+    def __init__(self, settings: Settings, kind: str) -> None:
+        self.settings = settings
+        self.kind = kind
+        self.bridge: Bridge | None = None
+        self.failure: BaseException | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: asyncio.Event | None = None
+        self._thread = threading.Thread(target=self._run, name=f"bridge-{kind}", daemon=True)
+
+    def __enter__(self) -> RunningBridge:
+        self._thread.start()
+        wait_until(lambda: self.bridge or self.failure, 10, "the bridge is put together")
+        self._raise()
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.stop()
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except BaseException as error:  # noqa: BLE001 - shown by the test that owns the bridge
+            self.failure = error
+
+    async def _serve(self) -> None:
+        engine = make_engine(self.settings, pool_size=LEDGER_THREADS, name="test-bridge")
+        ledger = check_ledger(engine, self.settings, f"bridge-{self.kind}")
+        publisher = Publisher(celery_app(self.settings), self.settings.max_amount_cents)
+        self._loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        try:
+            with ThreadPoolExecutor(LEDGER_THREADS) as one, ThreadPoolExecutor(1) as other:
+                source = source_maker(self.kind)
+                bridge = assemble(self.settings, source, ledger, publisher, (one, other))
+                self.bridge = bridge
+                await bridge.run(self._stop)
+        finally:
+            engine.dispose()
+
+    def count(self, name: str) -> int:
+        """How often something has happened (see bridges/counters.py)."""
+        self._raise()
+        assert self.bridge is not None
+        return self.bridge.counters[name]
+
+    @property
+    def held(self) -> int:
+        self._raise()
+        assert self.bridge is not None
+        return len(self.bridge.held)
+
+    @property
+    def parked(self) -> int:
+        self._raise()
+        assert self.bridge is not None
+        return len(self.bridge.parked)
+
+    def wait_count(self, name: str, count: int, timeout_s: float = 15.0) -> None:
+        wait_until(lambda: self.count(name) >= count, timeout_s, f"{count} times {name}")
+
+    def stop(self) -> None:
+        """As SIGTERM does; returns when the bridge has ended, and raises what it failed with."""
+        if self._loop is not None and self._stop is not None and self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(ENDS_WITHIN_S)
+        assert not self._thread.is_alive(), "the bridge did not end"
+        self._raise()
+
+    def _raise(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+
+
+def celery_app(settings: Settings) -> Celery:
+    """A bare producer with the time limits that the product's configuration has."""
+    app = Celery("test-bridge", broker=settings.celery_broker_url, set_as_current=False)
+    app.conf.update(
+        broker_connection_timeout=2,
+        broker_transport_options={"socket_timeout": 2, "socket_connect_timeout": 2},
+        task_publish_retry_policy={
+            "max_retries": 0,
+            "interval_start": 0,
+            "interval_step": 0,
+            "interval_max": 0,
+        },
+        task_ignore_result=True,
+    )
+    return app
+
+
+def published(settings: Settings) -> list[dict[str, Any]]:
+    """The tasks that wait on the queue `charges`, oldest first: headers and arguments."""
+    with redis.Redis.from_url(settings.celery_broker_url) as client:
+        messages = [json.loads(raw) for raw in reversed(client.lrange("charges", 0, -1))]
+    tasks = []
+    for message in messages:
+        args, kwargs, _embed = json.loads(base64.b64decode(message["body"]))
+        tasks.append({"headers": message["headers"], "args": args, "kwargs": kwargs})
+    return tasks
+
+
+def published_keys(settings: Settings) -> list[str]:
+    return [task["args"][0] for task in published(settings)]
+
+
+def wait_published(settings: Settings, count: int, timeout_s: float = 15.0) -> None:
+    wait_until(lambda: len(published(settings)) >= count, timeout_s, f"{count} publications")
+
+
+Starter = Callable[..., RunningBridge]
