@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from urllib.parse import urlencode
 
 import pytest
 import urllib3
@@ -126,7 +127,8 @@ def test_a_reset_is_a_reset_and_not_a_close(stripe: Simulator) -> None:
 
     with pytest.raises(urllib3.exceptions.ProtocolError) as error:
         stripe.create()
-    assert isinstance(error.value.args[1], ConnectionResetError)
+    # RemoteDisconnected, a plain close, is a subclass.
+    assert type(error.value.args[1]) is ConnectionResetError
 
 
 def test_a_running_create_shows_a_passing_status_and_takes_its_money_later(
@@ -191,6 +193,25 @@ def test_a_timeout_holds_its_key_for_the_given_time_and_leaves_nothing(stripe: S
         hanging.answer()
     assert stripe.listed() == []
     assert stripe.create(payment(), "k1").status == 200
+    assert len(stripe.charges()) == 1
+
+
+def test_a_timeout_of_given_length_holds_its_key_although_the_client_has_left(
+    stripe: Simulator,
+) -> None:
+    stripe.fault("timeout", stage="after_claim", seconds=1.0)
+    impatient = urllib3.HTTPConnectionPool("127.0.0.1", stripe.port, retries=False, timeout=0.1)
+    with pytest.raises(urllib3.exceptions.TimeoutError):
+        impatient.request(
+            "POST",
+            INTENTS,
+            body=urlencode(payment()),
+            headers={"Authorization": "Bearer sk_test_x", "Idempotency-Key": "k1"},
+        )
+    impatient.close()
+
+    stays(lambda: stripe.create(payment(), "k1").status == 409, SHORT_S, "the key is in flight")
+    wait_until(lambda: stripe.create(payment(), "k1").status == 200, 5, "the key is free")
     assert len(stripe.charges()) == 1
 
 

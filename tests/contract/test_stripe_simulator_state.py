@@ -261,6 +261,22 @@ def test_in_process_an_exchange_given_up_is_like_a_dead_server() -> None:
     assert len(simulator.handle(listing).json()["data"]) == 1
 
 
+def test_what_was_committed_before_a_wait_is_in_the_file(tmp_path: Path) -> None:
+    simulator = InProcess(tmp_path / "state")
+    fault = b'{"match": {}, "stage": "after_commit", "kind": "latency", "seconds": 7}'
+    simulator.handle(Request("POST", "/_sim/faults", body=fault))
+    held = simulator.exchange(create("k1"))
+    next(held)
+
+    successor = InProcess(tmp_path / "state")
+
+    assert len(successor.handle(Request("GET", "/_sim/charges")).json()["data"]) == 1
+    assert successor.handle(create("k1")).replayed
+    successor.close()
+    held.close()
+    simulator.close()
+
+
 def test_in_process_the_clock_is_the_callers(tmp_path: Path) -> None:
     now = [1_800_000_000.0]
     simulator = InProcess(tmp_path / "state", clock=lambda: now[0])
