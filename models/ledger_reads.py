@@ -25,6 +25,9 @@ _ATTEMPTS: Final = text("""
     SELECT attempt_epoch, idempotency_key, endpoint, started_at, finished_at, outcome,
         http_status, stripe_request_id, replayed, error_code, payment_intent_id, charge_id
     FROM charge_attempts WHERE charge_key = :charge_key ORDER BY id""")
+_OLDEST_UNSETTLED: Final = text("""
+    SELECT EXTRACT(EPOCH FROM ledger_now() - min(created_at))::double precision AS age_s
+    FROM billing_records WHERE state IN ('reserved', 'sent')""")
 _EVENTS: Final = text("""
     SELECT at, attempt_epoch, from_state, to_state, move, actor, reason, request_id
     FROM ledger_events WHERE charge_key = :charge_key ORDER BY id""")
@@ -90,6 +93,15 @@ class LedgerReads:
             "customer_id": customer_id,
         }
         return [record_from_row(row) for row in self._rows(_LIST, values)]
+
+    def attempts(self, charge_key: str) -> Sequence[dict[str, Any]]:
+        """Every call that was made for a charge key, over all its epochs, oldest first."""
+        return [dict(row) for row in self._rows(_ATTEMPTS, {"charge_key": charge_key})]
+
+    def oldest_unsettled_s(self) -> float | None:
+        """Age in seconds of the oldest record that is not settled; None when all are."""
+        age_s = self._rows(_OLDEST_UNSETTLED, {})[0]["age_s"]
+        return None if age_s is None else float(age_s)
 
     def counts(self) -> Sequence[dict[str, Any]]:
         """Records and money (smallest units) by state and currency."""

@@ -59,6 +59,7 @@ class Finding:
 
     outcome: Outcome
     why: str
+    double_charge: bool = False
 
 
 _MONEY = (OutcomeKind.CHARGED, OutcomeKind.PROCESSING)
@@ -74,7 +75,8 @@ def judge(wanted: Wanted, listed: Sequence[SeenObject], evidence: Evidence) -> F
     seen = [item for item in listed if item.charge_key == wanted.charge_key]
     money = [item for item in seen if item.kind in _MONEY]
     if len(money) > 1:
-        return _review("two successes")
+        review = _review("two successes", money[0])
+        return Finding(review.outcome, review.why, double_charge=True)
     if any(not _same_money(wanted, item) for item in money):
         return _review("another amount or currency", money[0])
     if money:

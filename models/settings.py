@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Final
 
 from models.errors import ConfigurationError
 from models.keys import DEFAULT_NAMESPACE, check_namespace
-from models.money import MAX_AMOUNT_CENTS
+from models.money import MAX_AMOUNT_CENTS, MAX_TOTAL_CENTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,9 @@ FAST_LIMITS: Final = Limits(
 )
 MAX_RESEND_WINDOW_S: Final = 23 * 3600
 """Stripe may forget an idempotency key at 24 h; an hour is kept for clocks that differ."""
+MAX_PORT: Final = 65535
+MAX_VAULT_CONCURRENCY: Final = 512
+_FERNET_KEY: Final = re.compile(r"[A-Za-z0-9_-]{43}=")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +107,23 @@ class Settings:
     bridge_max_in_flight: int = 200
     stripe_api_key: str = field(default="", repr=False)
     stripe_api_base: str = "https://api.stripe.com"
+    stripe_charge_api: str = "payment_intents"
+    """Which of Stripe's endpoints new charges go to: payment_intents or charges."""
     vault_mode: str = ""
     vault_url: str = ""
     vault_admin_key: str = field(default="", repr=False)
+    vault_listen: str = "127.0.0.1:8410"
+    """`host:port` the vault listens on; beyond loopback only with TLS or an explicit word."""
+    vault_tls_cert: str = ""
+    vault_tls_key: str = ""
+    vault_allow_plain: bool = False
+    """The explicit word: plain HTTP beyond loopback is wanted (behind a proxy that has TLS)."""
+    vault_concurrency: int = 64
+    """Requests that one vault process forwards at the same time; more are told to wait."""
+    vault_encryption_keys: str = field(default="", repr=False)
+    """Fernet keys with commas between; the first encrypts, all decrypt."""
+    run_auto_open_expected_cents: int = 0
+    """Expected total of a run that a worker opens by itself; 0: it never does."""
     charge_namespace: str = DEFAULT_NAMESPACE
     max_amount_cents: int = MAX_AMOUNT_CENTS
     flower_basic_auth: str = field(default="", repr=False)
@@ -138,7 +156,9 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
     settings = Settings(**values)  # type: ignore[arg-type]  # each value was parsed to its field
     _check_namespace(settings.charge_namespace)
     limits = _load_limits(source)
-    _check_vault_mode(settings.vault_mode)
+    _check_vault(settings)
+    if settings.stripe_charge_api not in ("payment_intents", "charges"):
+        raise ConfigurationError("STRIPE_CHARGE_API must be payment_intents or charges")
     warnings = check_limits(limits, warn_only=source.get("LIMITS_CHECK", "") == "warn")
     return replace(settings, limits=limits, warnings=warnings)
 
@@ -150,9 +170,26 @@ def _check_namespace(namespace: str) -> None:
         raise ConfigurationError(f"CHARGE_NAMESPACE: {error}") from None
 
 
-def _check_vault_mode(mode: str) -> None:
-    if mode not in ("", "self", "hosted", "off"):
+def _check_vault(settings: Settings) -> None:
+    if settings.vault_mode not in ("", "self", "hosted", "off"):
         raise ConfigurationError("VAULT_MODE must be self, hosted or off")
+    if bool(settings.vault_tls_cert) != bool(settings.vault_tls_key):
+        raise ConfigurationError("VAULT_TLS_CERT and VAULT_TLS_KEY belong together")
+    host, _, port = settings.vault_listen.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > MAX_PORT:
+        raise ConfigurationError("VAULT_LISTEN must be host:port")
+    if not 1 <= settings.vault_concurrency <= MAX_VAULT_CONCURRENCY:
+        raise ConfigurationError(f"VAULT_CONCURRENCY must be from 1 to {MAX_VAULT_CONCURRENCY}")
+    if not 0 <= settings.run_auto_open_expected_cents <= MAX_TOTAL_CENTS:
+        raise ConfigurationError(
+            f"RUN_AUTO_OPEN_EXPECTED_CENTS must be from 0 to {MAX_TOTAL_CENTS}"
+        )
+    for key in filter(None, settings.vault_encryption_keys.split(",")):
+        if not _FERNET_KEY.fullmatch(key.strip()):
+            raise ConfigurationError(
+                "VAULT_ENCRYPTION_KEYS must be Fernet keys (32 bytes in URL-safe base64) "
+                "with commas between"
+            )
 
 
 def _load_limits(source: Mapping[str, str]) -> Limits:

@@ -1,0 +1,119 @@
+"""Celery's settings. Celery imports this module when it first needs them, never before.
+
+The queue is a hint and the ledger the truth: a message that is lost is published again by the
+bridge or by the sweep, one that is delivered twice finds the first one's lease or outcome.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from kombu import Queue
+
+from models.errors import ConfigurationError
+from models.settings import Settings, load_settings
+
+CHARGES = "charges"
+CONTROL = "control"
+BROKER_ANSWER_S = 2
+"""A broker that is frozen or gone is noticed after this, by publishers and workers alike."""
+MAX_ETA_TASKS = 100
+SWEEP_EXPIRES_S = 10
+"""Sweeps that nobody took in time are dropped: the next one does the same work."""
+
+
+def _load() -> Settings:
+    try:
+        settings = load_settings()
+        settings.require("celery_broker_url")
+    except ConfigurationError as error:
+        # Celery would print a traceback of its own loading.
+        raise SystemExit(f"chargebridge: {error}") from None
+    return settings
+
+
+_settings = _load()
+_limits = _settings.limits
+
+# -- broker ------------------------------------------------------------------------------------
+broker_url = _settings.celery_broker_url
+broker_connection_timeout = BROKER_ANSWER_S
+broker_connection_retry_on_startup = True
+broker_connection_max_retries = None
+broker_transport_options: dict[str, Any] = {
+    "visibility_timeout": _limits.visibility_timeout_s,
+    # Without these a frozen Redis holds a publisher for ever.
+    "socket_timeout": BROKER_ANSWER_S,
+    "socket_connect_timeout": BROKER_ANSWER_S,
+    # With the defaults a killed worker's messages come back up to 67 s later than they could.
+    "unacked_restore_interval": 1,
+    "unacked_restore_throttle": 1,
+}
+# Whether a failed publish arrived is unknown, and a repeat of it may arrive twice: the bridge
+# and the sweep decide when to publish again, from the ledger.
+task_publish_retry_policy = {
+    "max_retries": 0,
+    "interval_start": 0,
+    "interval_step": 0,
+    "interval_max": 0,
+}
+
+# -- messages ----------------------------------------------------------------------------------
+task_serializer = "json"
+result_serializer = "json"
+event_serializer = "json"
+accept_content = ["json"]
+timezone = "UTC"
+enable_utc = True
+
+# -- queues ------------------------------------------------------------------------------------
+task_queues = [Queue(CHARGES), Queue(CONTROL)]
+task_default_queue = CHARGES
+task_create_missing_queues = False
+# Sweeps and recharges never wait behind charges.
+task_routes = {
+    "tasks.charge": {"queue": CHARGES},
+    "tasks.*": {"queue": CONTROL},
+}
+
+# -- results: there are none; the ledger has them ----------------------------------------------
+result_backend = None
+task_ignore_result = True
+task_store_errors_even_if_ignored = False
+
+# -- delivery ----------------------------------------------------------------------------------
+task_acks_late = True
+# A killed child's message comes back at once, to whoever is free.
+task_reject_on_worker_lost = True
+# A failed or timed-out task has left its record as it is: the sweep takes it up again, with a
+# pause that the ledger decides. Handing the message back would repeat it without any pause.
+task_acks_on_failure_or_timeout = True
+worker_prefetch_multiplier = 1
+worker_eta_task_limit = MAX_ETA_TASKS
+task_soft_time_limit = _limits.soft_limit_s
+task_time_limit = _limits.hard_limit_s
+# A lost broker connection brings the message round again while the first run still goes on.
+# The second run finds the first one's lease and leaves; killing the first one instead would
+# turn an answer that is on its way into an unknown.
+worker_cancel_long_running_tasks_on_connection_loss = False
+
+# -- what is seen ------------------------------------------------------------------------------
+worker_send_task_events = True
+task_send_sent_event = True
+worker_enable_remote_control = True
+worker_hijack_root_logger = False
+worker_redirect_stdouts = False
+
+# -- beat --------------------------------------------------------------------------------------
+beat_schedule = {
+    "sweep": {
+        "task": "tasks.sweep",
+        "schedule": timedelta(seconds=_limits.sweep_interval_s),
+        "options": {
+            "queue": CONTROL,
+            "expires": max(SWEEP_EXPIRES_S, 2 * _limits.sweep_interval_s),
+        },
+    },
+}
+beat_max_loop_interval = _limits.sweep_interval_s

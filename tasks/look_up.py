@@ -1,0 +1,150 @@
+"""Asks Stripe what became of a charge, where sending again would prove nothing.
+
+Reads lists, never the search, which lags; all pages of every endpoint that was used.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from models.decisions import absence_is_proof, backoff_s
+from models.ledger import Ledger, Retry
+from models.ledger_reads import LedgerReads
+from models.lookups import Evidence, Finding, SeenObject, Wanted, judge
+from models.outcomes import VAULT_LOOK_UPS, Outcome, OutcomeKind
+from models.records import Claim, Record
+from tasks.alarms import Alarm, ring
+from tasks.errors import StripeUnavailable
+from tasks.recording import report, write_until
+from tasks.replies import status_of, text_of
+from tasks.send_guard import call_deadline_s
+
+if TYPE_CHECKING:
+    from models.settings import Limits
+    from tasks.stripe_gateway import StripeGateway
+
+CLOCK_MARGIN_S: Final = 24 * 3600
+"""Lists begin this long before the record: clocks differ, and earlier epochs count."""
+
+logger = logging.getLogger(__name__)
+
+
+class LookUp:
+    """Looks up `sent` records with one ledger and one gateway."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        reads: LedgerReads,
+        gateway: StripeGateway,
+        limits: Limits,
+        draw: Callable[[], float] = random.random,
+    ) -> None:
+        self.ledger = ledger
+        self.reads = reads
+        self.gateway = gateway
+        self.limits = limits
+        self.draw = draw
+
+    def run(self, record: Record, why: str, deadline_s: float) -> str:
+        """Look one record up under a lease and write what was found; a word for it."""
+        claim = self.ledger.lease(record)
+        if claim is None:
+            return "leave:lost_claim"
+        logger.info("charge_looked_up", extra={"charge_key": record.charge_key, "why": why})
+        finding = self._find(claim)
+        retry = Retry(
+            after_s=backoff_s(claim.record.unknowns + 1, self.limits, self.draw()),
+            until_proof=finding.outcome.error_code == "look_up_waits",
+        )
+        recorded = write_until(
+            deadline_s,
+            record.charge_key,
+            lambda: self.ledger.record_finding(claim, finding.outcome, retry, finding.why),
+        )
+        if finding.double_charge:
+            ring(Alarm.DOUBLE_CHARGE, charge_key=record.charge_key)
+        return report(claim.record, finding.outcome, recorded)
+
+    def _find(self, claim: Claim) -> Finding:
+        record = claim.record
+        call_s = call_deadline_s(claim, self.limits)
+        attempts = self.reads.attempts(record.charge_key)
+        assert record.stripe_customer_id is not None, "a record that was sent has a customer"
+        try:
+            listed = self._listed(record, record.stripe_customer_id, attempts, call_s)
+            customer = self.gateway.customer(record.stripe_customer_id, call_s)
+        except StripeUnavailable as error:
+            outcome = Outcome(OutcomeKind.UNKNOWN, error_code=f"look_up_{error.code}")
+            return Finding(outcome, "Stripe's lists were not read")
+        evidence = Evidence(
+            # The lease's own moment: the lists are younger than it.
+            proof_time=absence_is_proof(record.view, record.updated_at, self.limits),
+            customer_exists=customer.exists,
+            store_spoilt=any(_spoilt(row, record.attempt_epoch) for row in attempts),
+        )
+        return judge(_wanted(record), listed, evidence)
+
+    def _listed(
+        self,
+        record: Record,
+        customer_id: str,
+        attempts: Any,
+        call_s: float,
+    ) -> list[SeenObject]:
+        since = int(record.created_at.timestamp()) - CLOCK_MARGIN_S
+        seen: list[SeenObject] = []
+        for endpoint in sorted({row["endpoint"] for row in attempts}, reverse=True):
+            for item in self.gateway.list_objects(endpoint, customer_id, since, call_s):
+                found = seen_object(item)
+                if found.charge_key == record.charge_key and not _same_intent(found, seen):
+                    seen.append(found)
+        return seen
+
+
+def seen_object(item: Mapping[str, Any]) -> SeenObject:
+    """A listed intent or charge as plain values."""
+    metadata = item.get("metadata") or {}
+    error = item.get("last_payment_error") or {}
+    is_charge = item.get("object") == "charge"
+    epoch = str(metadata.get("attempt_epoch", ""))
+    return SeenObject(
+        charge_key=metadata.get("charge_key"),
+        epoch=int(epoch) if epoch.isdecimal() else None,
+        status=status_of(item),
+        amount_cents=item.get("amount"),
+        currency=item.get("currency"),
+        payment_intent_id=text_of(item.get("payment_intent" if is_charge else "id")),
+        charge_id=text_of(item.get("id" if is_charge else "latest_charge")),
+        error_code=item.get("failure_code") if is_charge else error.get("code"),
+        decline_code=error.get("decline_code"),
+    )
+
+
+def _same_intent(found: SeenObject, seen: list[SeenObject]) -> bool:
+    """Whether this charge belongs to an intent that was listed: it is the same money."""
+    intent = found.payment_intent_id
+    return intent is not None and any(item.payment_intent_id == intent for item in seen)
+
+
+def _wanted(record: Record) -> Wanted:
+    assert record.amount_cents is not None, "a record that was sent has its money fields"
+    assert record.currency is not None, "a record that was sent has its money fields"
+    return Wanted(
+        charge_key=record.charge_key,
+        epoch=record.attempt_epoch,
+        amount_cents=record.amount_cents,
+        currency=record.currency,
+    )
+
+
+def _spoilt(attempt: Mapping[str, Any], epoch: int) -> bool:
+    """Whether this call showed that the idempotency store holds something of no use."""
+    return (
+        attempt["attempt_epoch"] == epoch
+        and attempt["outcome"] == OutcomeKind.UNKNOWN_LOOK_UP
+        and attempt["error_code"] not in VAULT_LOOK_UPS
+    )

@@ -1,0 +1,98 @@
+"""The sweep: publishes due unsettled records, by key only, so that workers take them up again."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+from uuid import uuid4
+
+from kombu.exceptions import OperationalError
+
+from models.errors import LedgerUnavailable
+from tasks.alarms import Alarm, ring
+from tasks.celery_app import app
+from tasks.errors import SweepFailed
+from tasks.runtime import runtime
+from tasks.unrevokable import UnrevokableTask
+
+if TYPE_CHECKING:
+    from models.ledger import Ledger
+    from models.ledger_reads import LedgerReads
+
+BATCH: Final = 100
+MAX_PUBLISHED: Final = 2_000
+"""Of one run; the next one goes on where it matters, with what is due then."""
+STUCK_FACTOR: Final = 4
+"""A record that is unsettled for this many times the proof of absence is worth a person's look."""
+
+logger = logging.getLogger(__name__)
+
+Publish = Callable[[str], None]
+
+
+class Sweep:
+    """Walks the due records in key order. Running two at once publishes nothing twice."""
+
+    def __init__(self, ledger: Ledger, reads: LedgerReads, publish: Publish) -> None:
+        self.ledger = ledger
+        self.reads = reads
+        self.publish = publish
+
+    def run(self) -> int:
+        """Publish what is due, up to the run's limit; the number published."""
+        published = 0
+        after_key = ""
+        while published < MAX_PUBLISHED:
+            keys = self.run_once(after_key)
+            published += len(keys)
+            if len(keys) < BATCH:
+                break
+            after_key = keys[-1]
+        self._report(published)
+        return published
+
+    def run_once(self, after_key: str = "") -> list[str]:
+        """Publish one batch of due records after a key; their keys.
+
+        A record is marked as dispatched before it is published: what a failing broker does not
+        take is due again after `redispatch_after_s`. Raises what the publisher raises.
+        """
+        keys = self.ledger.dispatch_due(after_key, BATCH)
+        for key in keys:
+            self.publish(key)
+        return keys
+
+    def _report(self, published: int) -> None:
+        oldest_s = self.reads.oldest_unsettled_s()
+        if published or oldest_s is not None:
+            extra = {"published": published, "oldest_unsettled_s": round(oldest_s or 0.0, 1)}
+            logger.info("sweep_done", extra=extra)
+        if oldest_s is not None and oldest_s > STUCK_FACTOR * self.ledger.limits.proof_of_absence_s:
+            ring(Alarm.STUCK, oldest_unsettled_s=round(oldest_s, 1))
+
+
+def publish_charge(charge_key: str) -> None:
+    """Hand a charge key to the workers; the event is read from the ledger there."""
+    app.send_task(
+        "tasks.charge",
+        args=[charge_key],
+        kwargs={"source": "sweep"},
+        task_id=str(uuid4()),
+        queue="charges",
+        argsrepr=repr((charge_key,)),
+        kwargsrepr="{'source': 'sweep'}",
+    )
+
+
+@app.task(name="tasks.sweep", base=UnrevokableTask)
+def sweep() -> str:
+    """Re-drive what is due. Raises SweepFailed, with a text that is safe to show."""
+    here = runtime()
+    try:
+        published = Sweep(here.ledger, here.reads, publish_charge).run()
+    except LedgerUnavailable:
+        raise SweepFailed("ledger_unavailable") from None
+    except (OperationalError, OSError) as error:
+        raise SweepFailed(f"broker_unavailable ({type(error).__name__})") from None
+    return f"published {published}"

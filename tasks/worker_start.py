@@ -1,0 +1,140 @@
+"""What a worker or beat checks and sets up before it takes any work.
+
+Whatever is wrong here is one clear line and exit code 1: a process that cannot keep its
+promises must not start.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from celery import signals
+
+from models import faults
+from models.errors import ChargebridgeError, ConfigurationError
+from models.logs import configure_logging
+
+if TYPE_CHECKING:
+    from models.settings import Settings
+    from tasks.runtime import Runtime
+
+ACCOUNT_CALL_S: Final = 5.0
+
+logger = logging.getLogger(__name__)
+_role = "celery"
+
+
+def connect() -> None:
+    """Hook into Celery's start. Connects to nothing else."""
+    signals.setup_logging.connect(_setup_logging)
+    # The first signal of a worker's start, before anything is printed.
+    signals.celeryd_init.connect(_worker_init)
+    signals.worker_process_init.connect(_worker_process_init)
+    signals.beat_init.connect(_beat_init)
+
+
+def _setup_logging(loglevel: Any = None, logfile: str | None = None, **_: Any) -> None:
+    level = loglevel if isinstance(loglevel, int) else logging.INFO
+    configure_logging(_role, level, logfile)
+
+
+def _worker_init(sender: Any, instance: Any, **_: Any) -> None:
+    global _role  # noqa: PLW0603 - the process has one role, known once it starts
+    _role = str(sender).partition("@")[0]
+    try:
+        check_worker(instance.app)
+    except ChargebridgeError as error:
+        _exit(error)
+
+
+def _beat_init(sender: Any, **_: Any) -> None:
+    try:
+        check_broker(sender.app)
+    except ChargebridgeError as error:
+        _exit(error)
+
+
+def _worker_process_init(**_: Any) -> None:
+    from tasks.runtime import forget_parent  # noqa: PLC0415 - see check_worker
+
+    forget_parent()
+
+
+def _exit(error: ChargebridgeError) -> NoReturn:
+    print(f"chargebridge: {error}", file=sys.stderr, flush=True)  # noqa: T201 - the one line
+    raise SystemExit(1)
+
+
+def check_worker(app: Any) -> None:
+    """All that a worker insists on. Raises ConfigurationError or LedgerUnavailable."""
+    from models.database import check_database  # noqa: PLC0415 - beat and commands need none of it
+    from tasks.runtime import build_runtime  # noqa: PLC0415
+    from tasks.unrevokable import refuse_revocation  # noqa: PLC0415
+
+    runtime = build_runtime()
+    try:
+        check_vault_mode(runtime.settings)
+        check_broker(app)
+        check_database(runtime.engine)
+        pin_deployment(runtime)
+    finally:
+        # Nothing of this may live on into a fork.
+        runtime.engine.dispose()
+        runtime.gateway.close()
+    faults.enable(runtime.settings.faults_dir or None)
+    refuse_revocation()
+    for warning in runtime.settings.warnings:
+        logger.warning("limits_warning", extra={"why": warning})
+
+
+def check_vault_mode(settings: Settings) -> None:
+    """Going without the cap is a choice that somebody has made, never a default."""
+    settings.require("vault_mode")
+    if settings.vault_mode != "off":
+        raise ConfigurationError(
+            f"VAULT_MODE={settings.vault_mode} is not available in this release yet; "
+            "only off is (charges go to Stripe without a spending cap)"
+        )
+
+
+def check_broker(app: Any) -> None:
+    """Refuse a broker that does not answer. Raises ConfigurationError."""
+    try:
+        with app.connection_for_write() as connection:
+            connection.ensure_connection(max_retries=1, interval_start=0, timeout=5)
+            connection.default_channel.client.ping()
+    except Exception as error:
+        raise ConfigurationError(
+            f"CELERY_BROKER_URL: the broker does not answer ({type(error).__name__})"
+        ) from None
+
+
+def pin_deployment(runtime: Runtime) -> None:
+    """Hold namespace, Stripe mode and account against what this database was started with.
+
+    Raises ConfigurationError for one that differs.
+    """
+    from models.ledger import boot_clock_s  # noqa: PLC0415
+    from tasks.errors import StripeUnavailable  # noqa: PLC0415
+
+    settings = runtime.settings
+    try:
+        account_id = runtime.gateway.account_id(boot_clock_s() + ACCOUNT_CALL_S)
+    except StripeUnavailable as error:
+        # A start during an outage of Stripe's must not fail; the next start checks again.
+        logger.warning("account_not_read", extra={"error_code": error.code})
+        account_id = None
+    runtime.ledger.pin_deployment(
+        settings.charge_namespace, livemode_of(settings.stripe_api_key), account_id
+    )
+
+
+def livemode_of(api_key: str) -> bool | None:
+    """Live or test mode by the key's own prefix; None for a key that does not say."""
+    kind, _, rest = api_key.partition("_")
+    mode = rest.partition("_")[0]
+    if kind not in ("sk", "rk"):
+        return None
+    return {"live": True, "test": False}.get(mode)
