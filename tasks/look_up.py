@@ -16,10 +16,10 @@ from models.ledger_reads import LedgerReads
 from models.lookups import Evidence, Finding, SeenObject, Wanted, judge
 from models.outcomes import VAULT_LOOK_UPS, Outcome, OutcomeKind
 from models.records import Claim, Record
+from models.replies import status_of, text_of
 from tasks.alarms import Alarm, ring
 from tasks.errors import StripeUnavailable
 from tasks.recording import report, write_until
-from tasks.replies import status_of, text_of
 from tasks.send_guard import call_deadline_s
 
 if TYPE_CHECKING:

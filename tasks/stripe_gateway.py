@@ -15,9 +15,9 @@ import stripe
 
 from models.outcomes import Reply, ReplyKind
 from models.records import StoredRequest
+from models.replies import BROKEN, OBJECT_NAMES, read_reply, text_of
 from tasks.deadline_http import Call, DeadlineClient, calling
 from tasks.errors import NotSent, StripeUnavailable
-from tasks.replies import BROKEN, OBJECT_NAMES, read_reply, text_of
 from tasks.requests import API_VERSION, encode_form, upstream_key_id
 
 PAGE_SIZE: Final = 100
