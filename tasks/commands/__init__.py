@@ -1,0 +1,1 @@
+"""Commands of Celery's own command line. Heavy imports stay inside the functions."""
