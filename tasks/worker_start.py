@@ -10,6 +10,7 @@ import logging
 import sys
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+import click
 from celery import signals
 
 from models import faults
@@ -33,6 +34,7 @@ def connect() -> None:
     signals.celeryd_init.connect(_worker_init)
     signals.worker_process_init.connect(_worker_process_init)
     signals.beat_init.connect(_beat_init)
+    signals.import_modules.connect(_check_flower)
 
 
 def _setup_logging(loglevel: Any = None, logfile: str | None = None, **_: Any) -> None:
@@ -60,6 +62,17 @@ def _worker_process_init(**_: Any) -> None:
     from tasks.runtime import forget_parent  # noqa: PLC0415 - see check_worker
 
     forget_parent()
+
+
+def _check_flower(**_: Any) -> None:
+    """Flower looks for its settings in the folder it is started in; without them it is open."""
+    context = click.get_current_context(silent=True)
+    if context is None or context.info_name != "flower":
+        return
+    from tasks.flower_fences import installed  # noqa: PLC0415 - Flower is large
+
+    if not installed():
+        _exit(ConfigurationError("flowerconfig.py is not here; start Flower where it is"))
 
 
 def _exit(error: ChargebridgeError) -> NoReturn:
