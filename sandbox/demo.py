@@ -164,7 +164,7 @@ class Demo:
         say(f"the stack is healthy after {time.monotonic() - begun:.1f} s")
         self._disturb_stripe()
         planned = deliveries(self.events)
-        third = len(planned) // 3
+        third = -(-len(planned) // 3)
         deadline = time.monotonic() + BASE_DEADLINE_S + DEADLINE_PER_EVENT_S * self.events
         self._publish(planned[:third])
         self._kill("worker", charges=self.events // 12, deadline=deadline)
