@@ -28,6 +28,7 @@ _ATTEMPTS: Final = text("""
 _OLDEST_UNSETTLED: Final = text("""
     SELECT EXTRACT(EPOCH FROM ledger_now() - min(created_at))::double precision AS age_s
     FROM billing_records WHERE state IN ('reserved', 'sent')""")
+_RECOVERING: Final = text("SELECT recovering_since FROM deployment")
 _EVENTS: Final = text("""
     SELECT at, attempt_epoch, from_state, to_state, move, actor, reason, request_id
     FROM ledger_events WHERE charge_key = :charge_key ORDER BY id""")
@@ -102,6 +103,10 @@ class LedgerReads:
         """Age in seconds of the oldest record that is not settled; None when all are."""
         age_s = self._rows(_OLDEST_UNSETTLED, {})[0]["age_s"]
         return None if age_s is None else float(age_s)
+
+    def recovering(self) -> bool:
+        """Whether a recovery after a database restore was begun and not finished."""
+        return any(row["recovering_since"] is not None for row in self._rows(_RECOVERING, {}))
 
     def counts(self) -> Sequence[dict[str, Any]]:
         """Records and money (smallest units) by state and currency."""

@@ -177,6 +177,17 @@ LATE_TRUTH: Final = text(f"""
     {audit("moved", ":from_state")}
     SELECT {COLUMNS} FROM moved""")
 
+ADOPT: Final = text(f"""
+    WITH {CLOCK},
+    moved AS (
+        UPDATE billing_records SET {_SETTLE}, {OBJECTS}, {RELEASE}
+        FROM clock
+        WHERE charge_key = :charge_key AND state = :from_state AND attempt_epoch = :epoch
+            AND lease_token IS NOT DISTINCT FROM CAST(:expected_token AS uuid) AND {UNLEASED}
+        RETURNING {COLUMNS}),
+    {audit("moved", ":from_state")}
+    SELECT {COLUMNS} FROM moved""")
+
 DEFER: Final = text(f"""
     WITH {CLOCK}
     UPDATE billing_records SET deferrals = deferrals + 1, error_code = CAST(:error_code AS text),
@@ -224,7 +235,8 @@ DISPATCH_DUE: Final = text(f"""
 STORED_REQUEST: Final = text("""
     SELECT endpoint, params, api_version, upstream_key_id, idempotency_key
     FROM charge_attempts WHERE charge_key = :charge_key AND attempt_epoch = :epoch
-    ORDER BY id LIMIT 1""")
+    ORDER BY id DESC LIMIT 1""")
+"""All attempts of an epoch carry the first one's request; the last one says with which key."""
 
 PIN_DEPLOYMENT: Final = text("""
     INSERT INTO deployment (namespace, livemode, account_id)

@@ -27,6 +27,12 @@ class Alarm(StrEnum):
     """A publisher computed another charge key than this worker: two versions or a bug."""
     REQUEST_LOST = "alarm_request_lost"
     """A `sent` record has no stored request; it is looked up, never built anew."""
+    LIMITER_LOST = "alarm_limiter_lost"
+    """Redis does not answer: requests to Stripe go out without the shared limit."""
+    RATE_LIMITED = "alarm_rate_limited"
+    """Stripe refuses requests as too many: the limit is set too high, or others use it too."""
+    RECHARGE_ADOPTED = "alarm_recharge_adopted"
+    """Money of an earlier epoch was found before a recharge was sent; it was taken over."""
     STUCK = "alarm_stuck"
     """The oldest unsettled record is older than it should ever be."""
 

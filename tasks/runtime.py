@@ -54,17 +54,22 @@ def runtime() -> Runtime:
 def build_runtime(settings: Settings | None = None) -> Runtime:
     """A runtime of its own; nothing is connected yet."""
     # Stripe's library takes half a second to import: commands that never call it do not pay.
+    from tasks.rate_limit import RateLimiter  # noqa: PLC0415
+    from tasks.requests import upstream_key_id  # noqa: PLC0415
     from tasks.stripe_gateway import StripeGateway  # noqa: PLC0415
 
     settings = settings or load_settings()
     settings.require("database_url", "stripe_api_key", "stripe_api_base")
+    key_id = upstream_key_id(settings.stripe_api_key)
+    limiter = RateLimiter.from_settings(settings, key_id)
+    gateway = StripeGateway(settings.stripe_api_key, settings.stripe_api_base, limiter)
     engine = make_engine(settings, pool_size=POOL_SIZE, name="chargebridge-worker")
     return Runtime(
         settings=settings,
         engine=engine,
         ledger=Ledger(engine, settings.limits, actor=f"worker@{socket.gethostname()}"),
         reads=LedgerReads(engine),
-        gateway=StripeGateway(settings.stripe_api_key, settings.stripe_api_base),
+        gateway=gateway,
     )
 
 

@@ -13,16 +13,20 @@ from typing import Any, Final
 
 import stripe
 
+from models.ledger import boot_clock_s
 from models.outcomes import Reply, ReplyKind
 from models.records import StoredRequest
 from models.replies import BROKEN, OBJECT_NAMES, read_reply, text_of
 from tasks.deadline_http import Call, DeadlineClient, calling
 from tasks.errors import NotSent, StripeUnavailable
+from tasks.rate_limit import RateLimiter
 from tasks.requests import API_VERSION, encode_form, upstream_key_id
 
 PAGE_SIZE: Final = 100
 MAX_PAGES: Final = 200
 """Of one customer's objects in one look-up; more than that is for a person."""
+MAX_ACCOUNT_PAGES: Final = 100_000
+"""Of all objects of the account: ten million."""
 
 _NOT_CONNECTED: Final = Reply(kind=ReplyKind.NOT_CONNECTED, error_code="not_connected")
 _NOT_SENT: Final = Reply(kind=ReplyKind.NOT_SENT, error_code="not_sent")
@@ -40,10 +44,11 @@ class StripeCustomer:
 class StripeGateway:
     """Calls under one Stripe key. Build it after a fork; threads may share it."""
 
-    def __init__(self, api_key: str, api_base: str) -> None:
+    def __init__(self, api_key: str, api_base: str, limiter: RateLimiter | None = None) -> None:
         # The library would otherwise report each call's duration with the next one.
         stripe.enable_telemetry = False
         self.key_id = upstream_key_id(api_key)
+        self.limiter = limiter
         self._http = DeadlineClient()
         self._client = stripe.StripeClient(
             api_key,
@@ -56,15 +61,25 @@ class StripeGateway:
     def close(self) -> None:
         """Close the kept connections."""
         self._http.close()
+        if self.limiter is not None:
+            self.limiter.close()
 
     # -- money ---------------------------------------------------------------------------
+
+    def admit(self, endpoint: str, deadline_s: float) -> None:
+        """Wait for the turn of a create, before its record is claimed.
+
+        Raises StripeUnavailable(`rate_limited`) when it would come after the deadline.
+        """
+        self._take(f"create:{endpoint}", deadline_s)
 
     def create(
         self, request: StoredRequest, deadline_s: float, before_write: Callable[[], None]
     ) -> Reply:
         """Send a stored request, to the byte; the reply as it came.
 
-        `deadline_s` is on the boot-time clock; `before_write` raises NotSent to stop it.
+        `deadline_s` is on the boot-time clock; `before_write` raises NotSent to stop it. Its
+        turn among all requests was taken by `admit`.
         """
         call = Call(deadline_s, encode_form(request.params), before_write)
         options = {
@@ -78,19 +93,26 @@ class StripeGateway:
         except Exception:
             # Whatever broke, only the write decides what it proves.
             return BROKEN if call.began_to_write else _NOT_CONNECTED
-        return read_reply(request.endpoint, *answer)
+        reply = read_reply(request.endpoint, *answer)
+        self._heed(reply.http_status, reply.error_code)
+        return reply
 
     def cancel(self, payment_intent_id: str, deadline_s: float) -> Reply:
-        """Cancel an intent that is still open; the reply as it came."""
+        """Cancel an intent that is still open; the reply as it came.
+
+        Raises StripeUnavailable when its turn would come too late. No idempotency key of ours:
+        a refusal would be replayed for a day, though the intent has opened again meanwhile.
+        """
+        self._take("cancel:payment_intents", deadline_s)
         call = Call(deadline_s, b"")
         path = f"/v1/payment_intents/{payment_intent_id}/cancel"
-        # The same key whenever the same intent is canceled: a repeat changes nothing.
-        options = {"idempotency_key": f"cancel-{payment_intent_id}"}
         try:
-            answer = self._exchange(call, "post", path, options)
+            answer = self._exchange(call, "post", path, {})
         except Exception:
             return BROKEN if call.began_to_write else _NOT_CONNECTED
-        return read_reply("payment_intents", *answer)
+        reply = read_reply("payment_intents", *answer)
+        self._heed(reply.http_status, reply.error_code)
+        return reply
 
     # -- reads ---------------------------------------------------------------------------
 
@@ -127,18 +149,39 @@ class StripeGateway:
 
         Ends only where Stripe says that there are no more; raises StripeUnavailable otherwise.
         """
-        params: dict[str, Any] = {
-            "customer": customer_id,
-            "created": {"gte": created_gte},
-            "limit": PAGE_SIZE,
-        }
-        for _ in range(MAX_PAGES):
-            page = self._get(f"/v1/{endpoint}", params, deadline_s, refusals=())
+        params = {"customer": customer_id, "created": {"gte": created_gte}}
+        pages = self._pages(endpoint, params, MAX_PAGES, lambda: deadline_s)
+        return (item for page in pages for item in page)
+
+    def list_account(
+        self, endpoint: str, created_gte: int, page_s: float
+    ) -> Iterator[Mapping[str, Any]]:
+        """All objects of the account since `created_gte` (Unix seconds), newest first.
+
+        Each page may take `page_s` seconds; nothing but the page at hand is kept. Ends only
+        where Stripe says that there are no more; raises StripeUnavailable otherwise.
+        """
+        params = {"created": {"gte": created_gte}}
+        pages = self._pages(
+            endpoint, params, MAX_ACCOUNT_PAGES, lambda: boot_clock_s() + page_s
+        )
+        return (item for page in pages for item in page)
+
+    def _pages(
+        self,
+        endpoint: str,
+        wanted: Mapping[str, Any],
+        max_pages: int,
+        deadline_s: Callable[[], float],
+    ) -> Iterator[list[Mapping[str, Any]]]:
+        params: dict[str, Any] = {**wanted, "limit": PAGE_SIZE}
+        for _ in range(max_pages):
+            page = self._get(f"/v1/{endpoint}", params, deadline_s(), refusals=())
             objects = page.get("data") if page is not None else None
             has_more = page.get("has_more") if page is not None else None
             if not isinstance(objects, list) or not isinstance(has_more, bool):
                 raise StripeUnavailable("unexpected_object")
-            yield from objects
+            yield objects
             if not has_more:
                 return
             if not objects:
@@ -156,6 +199,8 @@ class StripeGateway:
         refusals: tuple[int, ...] = (404,),
     ) -> dict[str, Any] | None:
         """A GET's object; None for a refusal that is an answer. Raises StripeUnavailable."""
+        kind = path.split("/")[2]
+        self._take(f"read:{kind}", deadline_s)
         query = encode_form(params).decode()
         try:
             status, _, data = self._exchange(
@@ -167,7 +212,18 @@ class StripeGateway:
             return data
         if status in refusals and isinstance(data, dict) and isinstance(data.get("error"), dict):
             return None
+        error = data.get("error") if isinstance(data, dict) else None
+        self._heed(status, error.get("code") if isinstance(error, dict) else None)
         raise StripeUnavailable(f"http_{status}")
+
+    def _take(self, endpoint: str, deadline_s: float) -> None:
+        if self.limiter is not None:
+            self.limiter.take(endpoint, deadline_s)
+
+    def _heed(self, status: int | None, code: object) -> None:
+        """Slow down when Stripe says so; an object in use by another request says nothing."""
+        if status == 429 and code != "lock_timeout" and self.limiter is not None:
+            self.limiter.slow_down()
 
     def _exchange(
         self, call: Call, method: str, path: str, options: Mapping[str, str]

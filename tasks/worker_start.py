@@ -91,6 +91,10 @@ def check_worker(app: Any) -> None:
         check_vault_mode(runtime.settings)
         check_broker(app)
         check_database(runtime.engine)
+        if runtime.reads.recovering():
+            raise ConfigurationError(
+                "DATABASE_URL: a recovery is not finished; run `ledger recover` to its end"
+            )
         pin_deployment(runtime)
     finally:
         # Nothing of this may live on into a fork.
