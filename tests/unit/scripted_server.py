@@ -22,6 +22,8 @@ class ScriptedServer:
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self.connections = 0
+        self.ended = 0
+        """Connections that are over on this side."""
         self.requests: list[bytes] = []
 
     @property
@@ -53,6 +55,11 @@ class ScriptedServer:
             self._spawn(self._serve, connection)
 
     def _serve(self, connection: socket.socket) -> None:
+        self._converse(connection)
+        with self._lock:
+            self.ended += 1
+
+    def _converse(self, connection: socket.socket) -> None:
         with connection:
             while (request := self._read(connection)) is not None:
                 with self._lock:
