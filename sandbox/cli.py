@@ -16,7 +16,7 @@ from sandbox.binaries import CHECKOUT
 from sandbox.control import RemoteKeeper
 from sandbox.processes import SandboxError
 from sandbox.roles import ROLES
-from sandbox.stack import Limits, Stack
+from sandbox.stack import DEFAULT_VAULT_MODE, Limits, Stack
 
 DEFAULT_DIRECTORY = CHECKOUT / ".sandbox"
 DOWN_WITHIN_S = 90.0
@@ -38,7 +38,8 @@ def _run(options: argparse.Namespace, directory: Path) -> int:
     match options.command:
         case "up":
             with one_at_a_time(directory):
-                return up(directory, options.limits, options.only or ROLES)
+                wanted = options.only or ROLES
+                return up(directory, options.limits, wanted, options.vault)
         case "down":
             return down(directory)
         case "status":
@@ -65,6 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     started = commands.add_parser("up", help="start the stack; returns when it is healthy")
     started.add_argument("--limits", choices=["default", "fast"], default="default")
+    started.add_argument("--vault", choices=["self", "off"], default=DEFAULT_VAULT_MODE)
     started.add_argument("--only", type=_role_list, metavar="ROLE,ROLE", help="not all roles")
     commands.add_parser("down", help="stop all of it; data and ports are kept")
     commands.add_parser("status", help="what runs")
@@ -112,11 +114,12 @@ def one_at_a_time(directory: Path) -> Iterator[None]:
         yield
 
 
-def up(directory: Path, limits: Limits, names: Sequence[str]) -> int:
+def up(directory: Path, limits: Limits, names: Sequence[str], vault_mode: str) -> int:
     begun = time.monotonic()
+    wanted = Stack(directory, limits=limits, names=names, env={"VAULT_MODE": vault_mode})
     if control.supervisor_runs(directory):
         stack = Stack.load(directory)
-        if (stack.limits, set(stack.names)) != (limits, set(names)):
+        if (stack.limits, set(stack.names)) != (wanted.limits, set(wanted.names)):
             raise SandboxError("it is up with other roles or limits: `down` first")
         keeper = RemoteKeeper(stack.directory)
         if set(keeper.running()) == set(stack.names) and (directory / "env").exists():
@@ -124,7 +127,7 @@ def up(directory: Path, limits: Limits, names: Sequence[str]) -> int:
             say("already up")
             return _where(directory)
     else:
-        stack = Stack(directory, limits=limits, names=names)
+        stack = wanted
         stack.directory.chmod(0o711)
         killed = stack.kill_leftovers()
         if killed:

@@ -121,10 +121,10 @@ def bridge_redis(settings: Mapping[str, str], wanted: int = 1) -> str | None:
     return None if found >= wanted else f"{found} bridges on the stream"
 
 
-def flower(url: str) -> str | None:
-    """Any answer will do: the check itself may ask for a password."""
+def listens(url: str) -> str | None:
+    """For those that ask for a password (vault, Flower): any answer will do."""
     try:
         http.request("GET", f"{url}/healthcheck")
     except urllib3.exceptions.HTTPError:
-        return "Flower does not answer"
+        return f"{url} does not answer"
     return None

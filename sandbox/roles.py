@@ -14,8 +14,12 @@ from sandbox.ports import LOOPBACK
 from sandbox.processes import RoleSpec
 
 SERVICES = ("postgres", "redis", "nsqlookupd", "nsqd", "stripe")
-APPLICATION = ("worker", "worker-control", "beat", "bridge-nsq", "bridge-redis", "flower")
-ROLES = (*SERVICES, *APPLICATION)
+VAULT = "vault"
+"""There only with VAULT_MODE=self; workers refuse to start without it."""
+APPLICATION = ("worker", "worker-control", "beat", "bridge-nsq", "bridge-redis")
+FLOWER = "flower"
+"""Last: it asks the workers for what it shows when it starts."""
+ROLES = (*SERVICES, VAULT, *APPLICATION, FLOWER)
 PORTS = (
     "postgres",
     "redis",
@@ -24,6 +28,7 @@ PORTS = (
     "nsqd-tcp",
     "nsqd-http",
     "stripe",
+    "vault",
     "flower",
 )
 WORKER_SLOTS = 16
@@ -133,6 +138,10 @@ def stripe(place: Place, port: int) -> RoleSpec:
 
 def celery(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "celery", "-A", "tasks", *arguments]
+
+
+def vault(place: Place, settings: Mapping[str, str], name: str = VAULT) -> RoleSpec:
+    return place.spec(name, celery("vault", "serve"), settings)
 
 
 def celery_worker(

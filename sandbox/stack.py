@@ -6,6 +6,7 @@ the supervisor in the background (`python -m sandbox up`).
 
 from __future__ import annotations
 
+import base64
 import secrets
 import shutil
 import subprocess
@@ -28,6 +29,9 @@ HEALTHY_WITHIN_S = 60.0
 MIGRATE_WITHIN_S = 120.0
 POLL_S = 0.1
 STRIPE_KEY = "sk_test_sandbox"
+DEFAULT_VAULT_MODE = "off"
+AUTO_OPEN_CENTS = 1_000_000_000_000
+"""So that the sandbox charges any billing run without a run being opened first."""
 
 Limits = Literal["default", "fast"]
 
@@ -59,13 +63,14 @@ class Stack:
     ) -> None:
         self.directory = directory.resolve()
         self.directory.mkdir(mode=0o711, parents=True, exist_ok=True)
-        self.names = tuple(names)
         self._configuration = self.directory / "stack.json"
         kept = read_json(self._configuration) or {}
         self.ports = {name: int(port) for name, port in kept.get("ports", {}).items()}
         self.secrets = {str(k): str(v) for k, v in kept.get("secrets", {}).items()}
         self.limits = limits
         self.extra = dict(env or {})
+        self.vault_mode = self.extra.get("VAULT_MODE", DEFAULT_VAULT_MODE)
+        self.names = tuple(n for n in names if n != roles.VAULT or self.vault_mode == "self")
         self._make_secrets()
 
     @classmethod
@@ -79,8 +84,9 @@ class Stack:
     # --- configuration ---------------------------------------------------------------------
 
     def _make_secrets(self) -> None:
-        for name in ("postgres", "flower"):
+        for name in ("postgres", "flower", "vault-admin"):
             self.secrets.setdefault(name, secrets.token_urlsafe(24))
+        self.secrets.setdefault("vault-encryption", new_encryption_key())
 
     def prepare(self) -> None:
         """Chooses ports, keeps the configuration and makes the database cluster.
@@ -125,14 +131,21 @@ class Stack:
             "NSQ_CHANNEL": "stripe-processor",
             "STRIPE_API_BASE": f"http://{address['stripe']}",
             "STRIPE_API_KEY": STRIPE_KEY,
-            "VAULT_MODE": "off",
-            "VAULT_URL": "",
-            "VAULT_ADMIN_KEY": "",
+            # The simulator has no limits of its own to keep.
+            "STRIPE_RATE_PER_S": "2000",
+            "STRIPE_ENDPOINT_RATE_PER_S": "1000",
+            **self._vault_settings(),
             "FLOWER_URL": f"http://{address['flower']}",
             "FLOWER_BASIC_AUTH": f"operator:{self.secrets['flower']}",
             "LIMITS": self.limits,
             **self.extra,
         }
+
+    def _vault_settings(self) -> dict[str, str]:
+        """All the names, whatever the mode: an empty one says that there is none."""
+        if self.vault_mode != "self":
+            return {"VAULT_MODE": self.vault_mode, "VAULT_URL": "", "VAULT_ADMIN_KEY": ""}
+        return vault_settings(self.ports["vault"], self.secrets)
 
     def redis_url(self, database: int) -> str:
         return f"redis://{LOOPBACK}:{self.ports['redis']}/{database}"
@@ -151,6 +164,7 @@ class Stack:
             "nsqlookupd": lambda: roles.nsqlookupd(place, ports),
             "nsqd": lambda: roles.nsqd(place, ports),
             "stripe": lambda: roles.stripe(place, ports["stripe"]),
+            "vault": lambda: roles.vault(place, settings),
             "worker": lambda: roles.worker(place, settings),
             "worker-control": lambda: roles.worker_control(place, settings),
             "beat": lambda: roles.beat(place, settings),
@@ -177,12 +191,13 @@ class Stack:
             "nsqlookupd": lambda: health.answers(self.url("nsqlookupd-http", "/ping")),
             "nsqd": lambda: health.answers(self.url("nsqd-http", "/ping")),
             "stripe": lambda: health.answers(self.url("stripe", "/_sim/health")),
+            "vault": lambda: health.listens(settings["VAULT_URL"]),
             "worker": lambda: health.celery_worker(broker, "worker"),
             "worker-control": lambda: health.celery_worker(broker, "worker-control"),
             "beat": lambda: health.beat(roles.beat_schedule(place), started),
             "bridge-nsq": lambda: health.bridge_nsq(settings),
             "bridge-redis": lambda: health.bridge_redis(settings),
-            "flower": lambda: health.flower(settings["FLOWER_URL"]),
+            "flower": lambda: health.listens(settings["FLOWER_URL"]),
         }
         return checks[name]()
 
@@ -225,20 +240,22 @@ class Stack:
 
     def bring_up(self, keeper: Keeper, say: Callable[[str], None]) -> None:
         """Starts what does not run yet, in order, and returns when all of it is healthy."""
-        self._start(keeper, [name for name in roles.SERVICES if name in self.names])
+        self._start(keeper, roles.SERVICES)
         if "postgres" in self.names:
             say("migrating the ledger")
             self.create_database(postgres.DATABASE)
             self.migrate(self.settings)
             clock.install(self.settings["DATABASE_URL"])
         self.create_queues()
-        application = [name for name in roles.APPLICATION if name in self.names]
-        if application:
+        if set(self.names) - set(roles.SERVICES):
             say("starting workers, beat, bridges and Flower")
-            self._start(keeper, application)
+        for stage in ((roles.VAULT,), roles.APPLICATION, (roles.FLOWER,)):
+            self._start(keeper, stage)
         write_env(self.directory / "env", self.settings)
 
-    def _start(self, keeper: Keeper, names: list[str]) -> None:
+    def _start(self, keeper: Keeper, stage: Iterable[str]) -> None:
+        """Starts what there is of one stage, and returns when it is healthy."""
+        names = [name for name in stage if name in self.names]
         running = keeper.running()
         for name in names:
             if name not in running:
@@ -309,6 +326,23 @@ class LocalKeeper:
 
     def running(self) -> dict[str, int]:
         return self.processes.pids()
+
+
+def new_encryption_key() -> str:
+    """A Fernet key: 32 random bytes, URL-safe base64."""
+    return base64.urlsafe_b64encode(secrets.token_bytes(32)).decode()
+
+
+def vault_settings(port: int, known: Mapping[str, str]) -> dict[str, str]:
+    """What the self-hosted vault and its clients are told."""
+    return {
+        "VAULT_MODE": "self",
+        "VAULT_URL": f"http://{LOOPBACK}:{port}",
+        "VAULT_LISTEN": f"{LOOPBACK}:{port}",
+        "VAULT_ADMIN_KEY": known["vault-admin"],
+        "VAULT_ENCRYPTION_KEYS": known["vault-encryption"],
+        "RUN_AUTO_OPEN_EXPECTED_CENTS": str(AUTO_OPEN_CENTS),
+    }
 
 
 def create_channel(settings: Mapping[str, str]) -> None:

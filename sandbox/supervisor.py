@@ -35,6 +35,7 @@ REQUEST_BYTES = 65_536
 DOWN_ORDER = (
     ("bridge-nsq", "bridge-redis", "beat", "flower"),
     ("worker", "worker-control"),
+    ("vault",),
     ("stripe",),
     ("nsqd", "redis", "postgres"),
     ("nsqlookupd",),

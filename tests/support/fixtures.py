@@ -6,16 +6,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import redis as redis_client
 from sqlalchemy.engine import Engine
 
 from models.database import make_engine
 from models.ledger import Ledger
 from models.settings import Settings, load_settings
 from sandbox.processes import Processes
-from sandbox.roles import REDIS_DATABASES
 from sandbox.stack import create_channel, create_group
 from tests.support.faults import FaultPoints
+from tests.support.pipelines import Pipeline, SharedPipeline
 from tests.support.roles import RoleStarter
 from tests.support.services import Services, running_services
 from tests.support.stripe import Stripe
@@ -56,25 +55,16 @@ def ledger(engine: Engine) -> Ledger:
     return Ledger(engine, load_settings({"LIMITS": "fast"}).limits, "test")
 
 
-def _fresh_redis(services: Services) -> str:
-    services.need("redis")
-    # Database 0 stays empty: it is where a client that was told nothing would write.
-    url = services.stack.redis_url(1 + services.number() % (REDIS_DATABASES - 1))
-    with redis_client.Redis.from_url(url) as client:
-        client.flushdb()
-    return url
-
-
 @pytest.fixture
 def redis_url(services: Services) -> str:
     """An empty Redis database for the stream."""
-    return _fresh_redis(services)
+    return services.new_redis_database()
 
 
 @pytest.fixture
 def celery_broker_url(services: Services) -> str:
     """An empty Redis database for Celery."""
-    return _fresh_redis(services)
+    return services.new_redis_database()
 
 
 @pytest.fixture
@@ -137,6 +127,25 @@ def role(tmp_path: Path, environment: dict[str, str]) -> Iterator[RoleStarter]:
     starter = RoleStarter(Processes(folder), folder, environment)
     yield starter
     starter.kill_all()
+
+
+@pytest.fixture(scope="module")
+def shared_pipeline(
+    request: pytest.FixtureRequest,
+    session_services: Services,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[SharedPipeline]:
+    """A module's pipeline; its PIPELINE_ENV adds settings."""
+    env: dict[str, str] = getattr(request.module, "PIPELINE_ENV", {})
+    shared = SharedPipeline(session_services, tmp_path_factory.mktemp("pipeline"), **env)
+    yield shared
+    shared.end()
+
+
+@pytest.fixture
+def pipeline(services: Services, shared_pipeline: SharedPipeline) -> Pipeline:
+    """The whole product, running: see tests/support/pipelines.py."""
+    return shared_pipeline.ready()
 
 
 @pytest.fixture

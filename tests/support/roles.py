@@ -11,10 +11,12 @@ from pathlib import Path
 from sandbox import health, roles
 from sandbox.ports import free_port
 from sandbox.processes import Processes, RoleSpec
+from sandbox.stack import new_encryption_key, vault_settings
 from tests.support.services import rename
 from tests.support.waiting import wait_until
 
 SLOTS = 4
+ADMIN_KEY = "admin-key-of-the-tests"
 READY_WITHIN_S = 40.0
 EXIT_WITHIN_S = 30.0
 
@@ -60,7 +62,7 @@ class Role:
             return health.bridge_nsq(self.settings, alike)
         if self._kind == "bridge-redis":
             return health.bridge_redis(self.settings, alike)
-        return health.flower(self.settings["FLOWER_URL"])
+        return health.listens(self.settings["VAULT_URL" if self._kind == "vault" else "FLOWER_URL"])
 
     def log(self) -> str:
         return self._spec.log.read_text(errors="replace") if self._spec.log.exists() else ""
@@ -89,7 +91,8 @@ class Role:
 class RoleStarter:
     """`role("worker", pool="threads", LEASE_S="3")` starts a role; ready unless `wait=False`.
 
-    Kinds: worker, worker-control, beat, bridge-nsq, bridge-redis, flower. Any number of each.
+    Kinds: worker, worker-control, beat, bridge-nsq, bridge-redis, flower, vault. Any number of
+    each. A vault counts for the roles that are started after it.
     """
 
     def __init__(self, processes: Processes, folder: Path, settings: Mapping[str, str]) -> None:
@@ -110,6 +113,8 @@ class RoleStarter:
     ) -> Role:
         self._count += 1
         name = f"{kind}-{self._count}"
+        if kind == "vault":
+            self._settings |= self.vault_settings(free_port())
         settings = {**self._settings, **env}
         if kind == "flower":
             port = free_port()
@@ -129,9 +134,16 @@ class RoleStarter:
             return roles.celery_worker(
                 self._place, settings, name=name, queue=queue, slots=slots, pool=pool
             )
+        if kind == "vault":
+            return roles.vault(self._place, settings, name)
         if kind == "beat":
             return roles.beat(self._place, settings, name)
         return roles.bridge(self._place, settings, kind.removeprefix("bridge-"), name)
+
+    @staticmethod
+    def vault_settings(port: int) -> dict[str, str]:
+        secrets = {"vault-admin": ADMIN_KEY, "vault-encryption": new_encryption_key()}
+        return vault_settings(port, secrets)
 
     def kill_all(self) -> None:
         self._processes.kill_all()

@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import redis as redis_client
+
 from sandbox import clock, health, postgres, roles
 from sandbox.ports import free_port
 from sandbox.processes import Processes, RoleSpec
@@ -31,7 +33,9 @@ class Services:
     """The services of this pytest process. `need(name)` starts one; tests may kill them."""
 
     def __init__(self, directory: Path) -> None:
-        self.stack = Stack(directory, limits="fast", names=roles.SERVICES)
+        self.stack = Stack(
+            directory, limits="fast", names=roles.SERVICES, env={"VAULT_MODE": "off"}
+        )
         self.keeper = LocalKeeper(self.stack)
         self._wanted: list[str] = []
         self._counter = itertools.count(1)
@@ -107,6 +111,15 @@ class Services:
         name = f"empty_{self.number()}"
         self.stack.create_database(name)
         return self.stack.postgres.url(name)
+
+    def new_redis_database(self) -> str:
+        """The URL of an empty Redis database."""
+        self.need("redis")
+        # Database 0 stays empty: it is where a client that was told nothing would write.
+        url = self.stack.redis_url(1 + self.number() % (roles.REDIS_DATABASES - 1))
+        with redis_client.Redis.from_url(url) as client:
+            client.flushdb()
+        return url
 
     def drop_database(self, url: str) -> None:
         postgres.drop_database(self.stack.postgres.url("postgres"), url.rpartition("/")[2])
