@@ -27,6 +27,10 @@ class StripeUnavailable(ChargebridgeError):
         self.code = code
 
 
+class CustomerUnknown(StripeUnavailable):
+    """A list was refused because there is no such customer (any more)."""
+
+
 class NotSent(ChargebridgeError):
     """The last check before the write refused; no byte was written."""
 
