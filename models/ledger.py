@@ -247,6 +247,22 @@ class Ledger:
         applied = Applied.LATE_REVIEW if unsure else Applied.LATE_CHARGED
         return Recorded(applied, record_from_row(rows[0]))
 
+    def adopt(self, record: Record, outcome: Outcome, why: str) -> Recorded:
+        """Take over money that Stripe shows for a record which nobody acts on.
+
+        A record that has moved since it was read keeps a success as a late truth.
+        """
+        check_move(Move.ADOPT, record.state, outcome.state)
+        values = self._expect(record) | object_values(outcome) | self._audit(Move.ADOPT, why)
+        values |= {
+            "to_state": outcome.state,
+            "poll_s": first_poll_s(outcome.state, self.limits),
+        }
+        rows = self._rows(sql.ADOPT, values)
+        if rows:
+            return Recorded(Applied.APPLIED, record_from_row(rows[0]))
+        return self.late_truth(record.charge_key, outcome)
+
     # -- the sweep -----------------------------------------------------------------------
 
     def dispatch_due(self, after_key: str, batch: int) -> list[str]:

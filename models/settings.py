@@ -78,6 +78,7 @@ FAST_LIMITS: Final = Limits(
 )
 MAX_RESEND_WINDOW_S: Final = 23 * 3600
 """Stripe may forget an idempotency key at 24 h; an hour is kept for clocks that differ."""
+MAX_RATE_PER_S: Final = 100_000
 MAX_PORT: Final = 65535
 MAX_VAULT_CONCURRENCY: Final = 512
 _FERNET_KEY: Final = re.compile(r"[A-Za-z0-9_-]{43}=")
@@ -109,6 +110,12 @@ class Settings:
     stripe_api_base: str = "https://api.stripe.com"
     stripe_charge_api: str = "payment_intents"
     """Which of Stripe's endpoints new charges go to: payment_intents or charges."""
+    stripe_rate_per_s: int = 80
+    """Requests to Stripe in a second over all workers; 0: no limit of ours."""
+    stripe_endpoint_rate_per_s: int = 20
+    """Of those, on one endpoint. Stripe's own limits: 100 live, 25 in test mode or an endpoint."""
+    rate_limit_redis_url: str = field(default="", repr=False)
+    """Where the workers share that limit; the Celery broker's Redis when not set."""
     vault_mode: str = ""
     vault_url: str = ""
     vault_admin_key: str = field(default="", repr=False)
@@ -159,6 +166,7 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
     _check_vault(settings)
     if settings.stripe_charge_api not in ("payment_intents", "charges"):
         raise ConfigurationError("STRIPE_CHARGE_API must be payment_intents or charges")
+    _check_rates(settings)
     warnings = check_limits(limits, warn_only=source.get("LIMITS_CHECK", "") == "warn")
     return replace(settings, limits=limits, warnings=warnings)
 
@@ -190,6 +198,13 @@ def _check_vault(settings: Settings) -> None:
                 "VAULT_ENCRYPTION_KEYS must be Fernet keys (32 bytes in URL-safe base64) "
                 "with commas between"
             )
+
+
+def _check_rates(settings: Settings) -> None:
+    if not 0 <= settings.stripe_rate_per_s <= MAX_RATE_PER_S:
+        raise ConfigurationError(f"STRIPE_RATE_PER_S must be from 0 to {MAX_RATE_PER_S}")
+    if not 1 <= settings.stripe_endpoint_rate_per_s <= MAX_RATE_PER_S:
+        raise ConfigurationError(f"STRIPE_ENDPOINT_RATE_PER_S must be from 1 to {MAX_RATE_PER_S}")
 
 
 def _load_limits(source: Mapping[str, str]) -> Limits:

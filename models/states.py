@@ -52,6 +52,7 @@ class Move(StrEnum):
     LOOK_UP = "look_up"
     POLL = "poll"
     LATE_TRUTH = "late_truth"
+    ADOPT = "adopt"
     RECHARGE = "recharge"
     VOID = "void"
     RESOLVE = "resolve"
@@ -85,6 +86,8 @@ TRANSITIONS: Final[dict[Move, frozenset[tuple[State, State]]]] = {
         | _pairs(frozenset(State) - MONEY_STATES - {_S.SENT, _S.RESERVED, _S.REVIEW}, {_S.REVIEW})
         | {(_S.PROCESSING, _S.CHARGED)}
     ),
+    # Money of an earlier epoch, found before another send.
+    Move.ADOPT: _pairs({_S.RESERVED, _S.SENT}, MONEY_STATES | {_S.REVIEW}),
     Move.RECHARGE: _pairs(KNOWN_FAILURES, {_S.RESERVED}),
     Move.VOID: _pairs({_S.RESERVED} | KNOWN_FAILURES, {_S.VOIDED}),
     Move.RESOLVE: _pairs({_S.REVIEW}, {_S.CHARGED, _S.REJECTED}),

@@ -31,8 +31,6 @@ class Alarm(StrEnum):
     """Redis does not answer: requests to Stripe go out without the shared limit."""
     RATE_LIMITED = "alarm_rate_limited"
     """Stripe refuses requests as too many: the limit is set too high, or others use it too."""
-    RECHARGE_ADOPTED = "alarm_recharge_adopted"
-    """Money of an earlier epoch was found before a recharge was sent; it was taken over."""
     STUCK = "alarm_stuck"
     """The oldest unsettled record is older than it should ever be."""
 

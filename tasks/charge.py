@@ -16,6 +16,7 @@ from models.keys import charge_key as key_of
 from models.ledger import boot_clock_s
 from models.logs import describe_exception
 from tasks.alarms import Alarm, ring
+from tasks.cancel_earlier import EarlierObjects
 from tasks.celery_app import app
 from tasks.charge_flow import ChargeFlow, Order
 from tasks.errors import ChargeFailed, OutcomeNotRecorded
@@ -70,7 +71,8 @@ def _run(charge_key: str, event: dict[str, Any] | None, source: str | None, bega
 def flow_of(here: Runtime) -> ChargeFlow:
     """The charge flow over a process's runtime."""
     look_up = LookUp(here.ledger, here.reads, here.gateway, here.settings.limits)
-    return ChargeFlow(here.ledger, here.gateway, here.settings, look_up)
+    earlier = EarlierObjects(here.ledger, here.reads, here.gateway)
+    return ChargeFlow(here.ledger, here.gateway, here.settings, look_up, earlier)
 
 
 def checked_event(charge_key: str, event: dict[str, Any], here: Runtime) -> BillingEvent:

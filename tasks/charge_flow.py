@@ -20,6 +20,7 @@ from models.outcomes import History, Outcome, classify
 from models.records import Claim, NewRecord, Record, StoredRequest
 from models.states import State
 from tasks.alarms import Alarm, ring
+from tasks.cancel_earlier import Clear, EarlierObjects
 from tasks.errors import StripeUnavailable
 from tasks.look_up import LookUp
 from tasks.preparation import payment_method_for
@@ -28,6 +29,7 @@ from tasks.requests import build_request
 from tasks.send_guard import call_deadline_s, send_guard
 
 if TYPE_CHECKING:
+    from models.lookups import Finding
     from models.settings import Settings
     from tasks.stripe_gateway import StripeGateway
 
@@ -52,6 +54,8 @@ class ChargeFlow:
         gateway: StripeGateway,
         settings: Settings,
         look_up: LookUp,
+        earlier: EarlierObjects,
+        *,
         draw: Callable[[], float] = random.random,
     ) -> None:
         self.ledger = ledger
@@ -59,6 +63,7 @@ class ChargeFlow:
         self.settings = settings
         self.limits = settings.limits
         self.look_up = look_up
+        self.earlier = earlier
         self.draw = draw
 
     def run(self, order: Order, deadline_s: float) -> str:
@@ -96,11 +101,13 @@ class ChargeFlow:
     def _first(self, order: Order, deadline_s: float) -> str:
         assert order.event is not None
         new = NewRecord(event=order.event, charge_key=order.charge_key, source=order.source)
+        deadline = self._preparation_deadline_s()
         try:
-            method = self._payment_method(order.event)
+            method = payment_method_for(order.event, self.gateway, deadline)
+            self.gateway.admit(self.settings.stripe_charge_api, deadline)
         except StripeUnavailable as error:
             self.ledger.reserve(new, error.code, self._backoff_s(1))
-            return self._not_prepared(order.charge_key, error)
+            return self._not_prepared(order.charge_key, State.RESERVED, error)
         request = self._build(order.event, order.charge_key, 0, method)
         fault_point("worker.before_claim")
         claim = self.ledger.claim_new(new, request, method)
@@ -110,21 +117,26 @@ class ChargeFlow:
         self, order: Order, record: Record, stored: StoredRequest | None, deadline_s: float
     ) -> str:
         """Send for the first time since it was certain that nothing had reached Stripe."""
+        event = _event_of(record) or order.event
+        if stored is None and event is None:
+            return "no_event"
         method = record.payment_method
-        if stored is not None:
-            # The bytes of the epoch's first claim, whatever code or settings say by now. The
-            # key may be another: what it stands for was proved to be nothing.
-            request = replace(stored, upstream_key_id=self.gateway.key_id)
-        else:
-            event = _event_of(record) or order.event
-            if event is None:
-                return "no_event"
-            try:
-                method = method or self._payment_method(event)
-            except StripeUnavailable as error:
-                self.ledger.defer(record, error.code, self._backoff_s(record.deferrals + 1))
-                return self._not_prepared(record.charge_key, error)
-            request = self._build(event, record.charge_key, record.attempt_epoch, method)
+        deadline = self._preparation_deadline_s()
+        try:
+            if stored is not None:
+                # The bytes of the epoch's first claim, whatever code or settings say by now. The
+                # key may be another: what it stands for was proved to be nothing.
+                request = replace(stored, upstream_key_id=self.gateway.key_id)
+            else:
+                assert event is not None
+                method = method or payment_method_for(event, self.gateway, deadline)
+                request = self._build(event, record.charge_key, record.attempt_epoch, method)
+            found = self._before_send(record, request, deadline, deadline_s)
+        except StripeUnavailable as error:
+            self.ledger.defer(record, error.code, self._backoff_s(record.deferrals + 1))
+            return self._not_prepared(record.charge_key, record.state, error)
+        if found is not None:
+            return found
         fault_point("worker.before_claim")
         return self._send(self.ledger.claim(record, request, method), request, deadline_s)
 
@@ -133,8 +145,52 @@ class ChargeFlow:
         if stored is None:
             ring(Alarm.REQUEST_LOST, charge_key=record.charge_key)
             return self.look_up.run(record, "request_lost", deadline_s)
+        deadline = self._preparation_deadline_s()
+        try:
+            found = self._before_send(record, stored, deadline, deadline_s)
+        except StripeUnavailable as error:
+            self.ledger.postpone(record, error.code, self._backoff_s(record.unknowns + 1))
+            return self._not_prepared(record.charge_key, record.state, error)
+        if found is not None:
+            return found
         fault_point("worker.before_claim")
         return self._send(self.ledger.claim(record, stored, None), stored, deadline_s)
+
+    def _before_send(
+        self, record: Record, request: StoredRequest, deadline: float, record_until_s: float
+    ) -> str | None:
+        """What every send waits for; a word for what was done instead, None to go on.
+
+        Of a recharge: nothing of its earlier epochs, nor of its own, can still take money.
+        Raises StripeUnavailable when that could not be established in time.
+        """
+        if record.attempt_epoch > 0:
+            cleared = self.earlier.clear(record, deadline)
+            match cleared.clear:
+                case Clear.MOVED:
+                    return "leave:moved"
+                case Clear.MONEY:
+                    assert cleared.finding is not None
+                    return self._adopt(record, cleared.finding, record_until_s)
+                case Clear.NOTHING_OPEN:
+                    pass
+                case _:
+                    assert_never(cleared.clear)
+        self.gateway.admit(request.endpoint, deadline)
+        return None
+
+    def _adopt(self, record: Record, finding: Finding, record_until_s: float) -> str:
+        """Take over what an earlier epoch came to, instead of sending."""
+        recorded = write_until(
+            record_until_s,
+            record.charge_key,
+            lambda: self.ledger.adopt(record, finding.outcome, finding.why),
+        )
+        ids = {"charge_key": record.charge_key, "epoch": record.attempt_epoch, "why": finding.why}
+        logger.info("charge_adopted", extra=ids)
+        if finding.double_charge:
+            ring(Alarm.DOUBLE_CHARGE, charge_key=record.charge_key)
+        return report(record, finding.outcome, recorded)
 
     # -- the call ------------------------------------------------------------------------
 
@@ -163,9 +219,8 @@ class ChargeFlow:
 
     # -- small steps ---------------------------------------------------------------------
 
-    def _payment_method(self, event: BillingEvent) -> str | None:
-        deadline_s = boot_clock_s() + self.limits.preparation_s
-        return payment_method_for(event, self.gateway, deadline_s)
+    def _preparation_deadline_s(self) -> float:
+        return boot_clock_s() + self.limits.preparation_s
 
     def _build(
         self, event: BillingEvent, charge_key: str, epoch: int, method: str | None
@@ -189,9 +244,14 @@ class ChargeFlow:
         ring(Alarm.GAVE_UP, charge_key=record.charge_key, epoch=record.attempt_epoch)
         return str(State.REVIEW)
 
-    def _not_prepared(self, charge_key: str, error: StripeUnavailable) -> str:
-        ring(Alarm.NOT_EXECUTED, charge_key=charge_key, step="preparation", error_code=error.code)
-        return f"reserved:{error.code}"
+    def _not_prepared(self, charge_key: str, state: State, error: StripeUnavailable) -> str:
+        if error.code == "rate_limited":
+            logger.info("charge_rate_limited", extra={"charge_key": charge_key})
+        else:
+            ring(
+                Alarm.NOT_EXECUTED, charge_key=charge_key, step="preparation", error_code=error.code
+            )
+        return f"{state}:{error.code}"
 
 
 def _conflicts(record: Record, event: BillingEvent | None) -> bool:

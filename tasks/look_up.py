@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from models.decisions import absence_is_proof, backoff_s
@@ -18,8 +18,9 @@ from models.outcomes import VAULT_LOOK_UPS, Outcome, OutcomeKind
 from models.records import Claim, Record
 from models.replies import status_of, text_of
 from tasks.alarms import Alarm, ring
-from tasks.errors import StripeUnavailable
+from tasks.errors import CustomerUnknown, StripeUnavailable
 from tasks.recording import report, write_until
+from tasks.requests import ENDPOINTS
 from tasks.send_guard import call_deadline_s
 
 if TYPE_CHECKING:
@@ -75,34 +76,53 @@ class LookUp:
         attempts = self.reads.attempts(record.charge_key)
         assert record.stripe_customer_id is not None, "a record that was sent has a customer"
         try:
-            listed = self._listed(record, record.stripe_customer_id, attempts, call_s)
-            customer = self.gateway.customer(record.stripe_customer_id, call_s)
+            exists = self.gateway.customer(record.stripe_customer_id, call_s).exists
+            listed = list_charge(self.gateway, record, attempts, call_s)
+        except CustomerUnknown:
+            # Stripe lists nothing of a customer it does not know.
+            exists, listed = False, []
         except StripeUnavailable as error:
             outcome = Outcome(OutcomeKind.UNKNOWN, error_code=f"look_up_{error.code}")
             return Finding(outcome, "Stripe's lists were not read")
         evidence = Evidence(
             # The lease's own moment: the lists are younger than it.
             proof_time=absence_is_proof(record.view, record.updated_at, self.limits),
-            customer_exists=customer.exists,
+            customer_exists=exists,
             store_spoilt=any(_spoilt(row, record.attempt_epoch) for row in attempts),
         )
-        return judge(_wanted(record), listed, evidence)
+        return judge(wanted_of(record), listed, evidence)
 
-    def _listed(
-        self,
-        record: Record,
-        customer_id: str,
-        attempts: Any,
-        call_s: float,
-    ) -> list[SeenObject]:
-        since = int(record.created_at.timestamp()) - CLOCK_MARGIN_S
-        seen: list[SeenObject] = []
-        for endpoint in sorted({row["endpoint"] for row in attempts}, reverse=True):
-            for item in self.gateway.list_objects(endpoint, customer_id, since, call_s):
-                found = seen_object(item)
-                if found.charge_key == record.charge_key and not _same_intent(found, seen):
-                    seen.append(found)
-        return seen
+
+def list_charge(
+    gateway: StripeGateway,
+    record: Record,
+    attempts: Sequence[Mapping[str, Any]],
+    deadline_s: float,
+) -> list[SeenObject]:
+    """Everything at Stripe that carries a record's charge key, newest first, from full lists.
+
+    Of every endpoint that a call of this record used. Raises StripeUnavailable.
+    """
+    assert record.stripe_customer_id is not None, "a record that was sent has a customer"
+    since = int(record.created_at.timestamp()) - CLOCK_MARGIN_S
+    seen: list[SeenObject] = []
+    # Intents first: the charges that belong to them are the same money.
+    for endpoint in sorted(_used(record, attempts), reverse=True):
+        for item in gateway.list_objects(endpoint, record.stripe_customer_id, since, deadline_s):
+            found = seen_object(item)
+            if found.charge_key == record.charge_key and not _same_intent(found, seen):
+                seen.append(found)
+    return seen
+
+
+def _used(record: Record, attempts: Sequence[Mapping[str, Any]]) -> set[str]:
+    known = {row["endpoint"] for row in attempts}
+    begun = min((row["started_at"] for row in attempts), default=None)
+    sent = record.first_sent_at
+    if begun is None or (sent is not None and sent < begun):
+        # The calls are not all in the ledger (it was restored from a copy): any endpoint.
+        return set(ENDPOINTS)
+    return known
 
 
 def seen_object(item: Mapping[str, Any]) -> SeenObject:
@@ -130,7 +150,8 @@ def _same_intent(found: SeenObject, seen: list[SeenObject]) -> bool:
     return intent is not None and any(item.payment_intent_id == intent for item in seen)
 
 
-def _wanted(record: Record) -> Wanted:
+def wanted_of(record: Record) -> Wanted:
+    """What the lists are searched for."""
     assert record.amount_cents is not None, "a record that was sent has its money fields"
     assert record.currency is not None, "a record that was sent has its money fields"
     return Wanted(

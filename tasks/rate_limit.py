@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import redis
 from redis.backoff import NoBackoff
@@ -150,7 +150,8 @@ class RateLimiter:
         """Close the connections."""
         self._redis.close()
 
-    def _ask(self, script: redis.commands.core.Script, keys: list[str], arguments: list[float]) -> int:
+    def _ask(self, script: Any, keys: list[str], arguments: list[float]) -> int:
+        """A script's number; 0, which lets everything pass, while Redis does not answer."""
         if time.monotonic() < self._without_until_s:
             return 0
         try:

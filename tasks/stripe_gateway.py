@@ -18,7 +18,7 @@ from models.outcomes import Reply, ReplyKind
 from models.records import StoredRequest
 from models.replies import BROKEN, OBJECT_NAMES, read_reply, text_of
 from tasks.deadline_http import Call, DeadlineClient, calling
-from tasks.errors import NotSent, StripeUnavailable
+from tasks.errors import CustomerUnknown, NotSent, StripeUnavailable
 from tasks.rate_limit import RateLimiter
 from tasks.requests import API_VERSION, encode_form, upstream_key_id
 
@@ -162,9 +162,7 @@ class StripeGateway:
         where Stripe says that there are no more; raises StripeUnavailable otherwise.
         """
         params = {"created": {"gte": created_gte}}
-        pages = self._pages(
-            endpoint, params, MAX_ACCOUNT_PAGES, lambda: boot_clock_s() + page_s
-        )
+        pages = self._pages(endpoint, params, MAX_ACCOUNT_PAGES, lambda: boot_clock_s() + page_s)
         return (item for page in pages for item in page)
 
     def _pages(
@@ -213,7 +211,10 @@ class StripeGateway:
         if status in refusals and isinstance(data, dict) and isinstance(data.get("error"), dict):
             return None
         error = data.get("error") if isinstance(data, dict) else None
-        self._heed(status, error.get("code") if isinstance(error, dict) else None)
+        error = error if isinstance(error, dict) else {}
+        self._heed(status, error.get("code"))
+        if error.get("code") == "resource_missing" and error.get("param") == "customer":
+            raise CustomerUnknown("customer_unknown")
         raise StripeUnavailable(f"http_{status}")
 
     def _take(self, endpoint: str, deadline_s: float) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import urllib.parse
+import urllib.request
 from typing import Any
 
 from sandbox.health import get_json, request
@@ -58,6 +60,42 @@ class Stripe:
     def settle(self, object_id: str, outcome: str = "succeeded") -> None:
         """A bank debit that was `processing` ends (`succeeded` or `failed`)."""
         self._post("settle", {"id": object_id, "outcome": outcome})
+
+    def refund(self, charge_id: str, amount: int | None = None) -> None:
+        """Somebody gives money back in Stripe's dashboard."""
+        self._post("refund", {"id": charge_id} | ({} if amount is None else {"amount": amount}))
+
+    def form(self, path: str, **fields: Any) -> dict[str, Any]:
+        """A POST to Stripe's own API by somebody else; names in bracket notation."""
+        sent = urllib.request.Request(
+            f"{self.base_url}{path}",
+            urllib.parse.urlencode(fields).encode(),
+            {"Authorization": "Bearer sk_test_somebody"},
+        )
+        with urllib.request.urlopen(sent, timeout=10) as reply:
+            found: dict[str, Any] = json.loads(reply.read())
+        return found
+
+    def change_customer(self, customer: str, default_payment_method: str) -> None:
+        """The customer has another card from now on."""
+        name = "invoice_settings[default_payment_method]"
+        self.form(f"/v1/customers/{customer}", **{name: default_payment_method})
+
+    def charge_elsewhere(
+        self, customer: str, amount: int, currency: str = "usd", **metadata: str
+    ) -> dict[str, Any]:
+        """A charge that this deployment's ledger knows nothing of."""
+        fields = {f"metadata[{name}]": value for name, value in metadata.items()}
+        return self.form(
+            "/v1/payment_intents",
+            amount=amount,
+            currency=currency,
+            customer=customer,
+            payment_method="pm_card_visa",
+            confirm="true",
+            off_session="true",
+            **fields,
+        )
 
     def _post(self, action: str, body: dict[str, Any]) -> Any:
         reply = request("POST", f"{self.base_url}/_sim/{action}", body)
