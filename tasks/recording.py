@@ -70,7 +70,10 @@ def _alarm(outcome: Outcome, applied: Applied) -> Alarm | None:
         return Alarm.DOUBLE_CHARGE
     if applied is Applied.LATE_REVIEW:
         return Alarm.LATE_SUCCESS
-    if outcome.kind is OutcomeKind.UNRECOGNISED and applied is Applied.APPLIED:
+    if applied is not Applied.APPLIED:
+        # A worker that slept finds its deadline over: the record is in other hands by now.
+        return None
+    if outcome.kind is OutcomeKind.UNRECOGNISED:
         return Alarm.REVIEW
     if outcome.kind is OutcomeKind.NOT_EXECUTED and outcome.error_code not in EXPECTED:
         return Alarm.NOT_EXECUTED

@@ -9,16 +9,20 @@ from tests.support.fixtures import (
     fault_point,
     ledger,
     nsq_topic,
+    pipeline,
     redis_url,
     role,
     services,
     session_services,
     settings,
+    shared_pipeline,
     stripe,
 )
+from tests.support.vault import books, vault, vault_starter
 
 __all__ = [
     "another_nsqd",
+    "books",
     "celery_broker_url",
     "database_url",
     "engine",
@@ -26,10 +30,14 @@ __all__ = [
     "fault_point",
     "ledger",
     "nsq_topic",
+    "pipeline",
     "redis_url",
     "role",
     "services",
     "session_services",
     "settings",
+    "shared_pipeline",
     "stripe",
+    "vault",
+    "vault_starter",
 ]

@@ -1,0 +1,39 @@
+"""kill -9 of PostgreSQL, Redis, nsqd and Stripe itself while charges are under way."""
+
+from __future__ import annotations
+
+import pytest
+
+from models.settings import FAST_LIMITS
+from tests.support.pipelines import SLACK_S, Pipeline
+from tests.support.producers import billing_event
+from tests.support.waiting import wait_until
+
+EVENTS = 12
+RECONNECTED_S = 10.0
+"""Bridges and workers try a part that was away again after at most so long."""
+RECOVERY_S = (
+    RECONNECTED_S
+    + FAST_LIMITS.visibility_timeout_s
+    + FAST_LIMITS.lease_s
+    + FAST_LIMITS.sweep_interval_s
+    + FAST_LIMITS.call_s
+)
+
+
+@pytest.mark.parametrize("service", ["postgres", "redis", "nsqd", "stripe"])
+def test_a_service_killed_in_mid_flow_and_started_again(pipeline: Pipeline, service: str) -> None:
+    events = [billing_event(f"{service}_{n}", amount_cents=1000 + n) for n in range(EVENTS)]
+    pipeline.stripe.fault("latency", stage="after_commit", seconds=0.5, times=EVENTS)
+    for number, event in enumerate(events):
+        pipeline.publish("nsq" if number % 2 else "redis", event)
+    wait_until(
+        lambda: sum(len(pipeline.creates(event)) for event in events) >= 3,
+        SLACK_S,
+        "some calls are under way",
+    )
+    pipeline.services.kill(service)
+    assert all(role.alive for role in pipeline.roles.values())
+    pipeline.services.heal()
+    pipeline.charged_once(*events, within_s=RECOVERY_S)
+    assert all(role.alive for role in pipeline.roles.values())
