@@ -15,6 +15,10 @@ class SweepFailed(ChargebridgeError):
     """The sweep ended early; the next one goes on."""
 
 
+class RechargeFailed(ChargebridgeError):
+    """A recharge was not started; the ledger is as it was."""
+
+
 class OutcomeNotRecorded(ChargebridgeError):
     """The ledger did not confirm the outcome in time; the record stays `sent`."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
-from uuid import uuid4
 
 from kombu.exceptions import OperationalError
 
@@ -13,6 +12,7 @@ from models.errors import LedgerUnavailable
 from tasks.alarms import Alarm, ring
 from tasks.celery_app import app
 from tasks.errors import SweepFailed
+from tasks.publishing import publish_charge
 from tasks.runtime import runtime
 from tasks.unrevokable import UnrevokableTask
 
@@ -70,19 +70,6 @@ class Sweep:
             logger.info("sweep_done", extra=extra)
         if oldest_s is not None and oldest_s > STUCK_FACTOR * self.ledger.limits.proof_of_absence_s:
             ring(Alarm.STUCK, oldest_unsettled_s=round(oldest_s, 1))
-
-
-def publish_charge(charge_key: str) -> None:
-    """Hand a charge key to the workers; the event is read from the ledger there."""
-    app.send_task(
-        "tasks.charge",
-        args=[charge_key],
-        kwargs={"source": "sweep"},
-        task_id=str(uuid4()),
-        queue="charges",
-        argsrepr=repr((charge_key,)),
-        kwargsrepr="{'source': 'sweep'}",
-    )
 
 
 @app.task(name="tasks.sweep", base=UnrevokableTask)
