@@ -28,7 +28,7 @@ TICK_S = 0.1
 RESTART_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 15.0
 SETTLED_AFTER_S = 10.0
-"""A role that ran so long before it died starts with the short pause again."""
+"""A role that ran so long before it died is started again at once."""
 READY_WITHIN_S = 10.0
 LOCK_WITHIN_S = 2.0
 REQUEST_BYTES = 65_536
@@ -98,7 +98,9 @@ class Supervisor:
             return
         ran_s = now - watched.started_at
         watched.failures = 0 if ran_s > SETTLED_AFTER_S else watched.failures + 1
-        pause_s = min(RESTART_PAUSE_S * 2 ** max(0, watched.failures - 1), LONGEST_PAUSE_S)
+        pause_s = 0.0
+        if watched.failures > 1:
+            pause_s = min(RESTART_PAUSE_S * 2 ** (watched.failures - 2), LONGEST_PAUSE_S)
         watched.restart_at = now + pause_s
         watched.restarts += 1
         say(f"{name} ended by itself after {ran_s:.1f} s; starts again in {pause_s:.1f} s")

@@ -20,6 +20,8 @@ from sandbox.stack import Stack
 from tests.support.sandboxes import Sandbox, alive
 from tests.support.waiting import stays, wait_until
 
+BACK_WITHIN_S = 2.0
+"""It takes less than one; the rest is for a machine that runs other tests as well."""
 ROLES = "redis,nsqlookupd,nsqd"
 ENV_NAMES = {
     "DATABASE_URL",
@@ -60,7 +62,9 @@ def test_a_role_that_dies_is_back_within_a_second_with_its_port_and_data(sandbox
     before = sandbox.pids()["redis"]
     os.killpg(before, signal.SIGKILL)
     wait_until(
-        lambda: sandbox.pids().get("redis", before) != before, 1.0, "pids.json has the new redis"
+        lambda: sandbox.pids().get("redis", before) != before,
+        BACK_WITHIN_S,
+        "pids.json has the new redis",
     )
 
     def value() -> bytes | None:

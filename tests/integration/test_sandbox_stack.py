@@ -28,6 +28,9 @@ from tests.support.sandboxes import Sandbox
 from tests.support.stripe import Stripe
 from tests.support.waiting import wait_until
 
+BACK_WITHIN_S = 2.0
+"""It takes less than one; the rest is for a machine that runs other tests as well."""
+
 pytestmark = pytest.mark.timeout(300)
 
 
@@ -81,7 +84,7 @@ def test_the_whole_stack_charges_survives_a_killed_worker_and_lets_a_day_pass(
     os.kill(pids["worker"], signal.SIGKILL)
     wait_until(
         lambda: sandbox.pids().get("worker", pids["worker"]) != pids["worker"],
-        1.0,
+        BACK_WITHIN_S,
         "the worker is started again",
     )
 
