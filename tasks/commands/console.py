@@ -41,8 +41,14 @@ def need_app(ctx: click.Context) -> Any:
     """The app of `-A tasks`; a usage error without it: another app has other settings."""
     app = getattr(ctx.obj, "app", None)
     if not ctx.find_root().params.get("app") or getattr(app, "main", None) != APP_NAME:
-        raise click.UsageError(f"run it as `celery -A tasks {ctx.command_path.split(' ', 1)[-1]}`")
+        raise click.UsageError(f"run it as `celery -A tasks {_name_of(ctx)}`")
     return app
+
+
+def _name_of(ctx: click.Context) -> str:
+    """The command's words after `celery`, however that was started."""
+    inner = _name_of(ctx.parent) if ctx.parent is not None and ctx.parent.parent else ""
+    return f"{inner} {ctx.info_name}".strip()
 
 
 @contextmanager
