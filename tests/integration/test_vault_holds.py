@@ -136,7 +136,7 @@ def test_a_failure_releases_only_when_no_other_forward_is_open(
     stripe.fault("latency", stage="after_claim", seconds=2, idempotency_key="c1")
     with ThreadPoolExecutor(1) as threads:
         first = threads.submit(vault.create, key, "c1")
-        wait_until(lambda: stripe.creates(), 10, "Stripe has the first request")
+        wait_until(stripe.creates, 10, "Stripe has the first request")
         stripe.fault("http_429", idempotency_key="c1")
         assert vault.create(key, "c1").status == 429
         assert books.hold("c1")["state"] == "unknown"
@@ -261,7 +261,7 @@ def test_a_hold_under_way_is_not_resolved_as_a_failure(
     stripe.fault("latency", stage="after_claim", seconds=2, idempotency_key="c1")
     with ThreadPoolExecutor(1) as threads:
         first = threads.submit(vault.create, key, "c1")
-        wait_until(lambda: stripe.creates(), 10, "Stripe has the request")
+        wait_until(stripe.creates, 10, "Stripe has the request")
         assert vault.resolve("c1", "absent").code == "hold_not_resolvable"
         assert first.result().status == 200
 
