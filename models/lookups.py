@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from models.outcomes import Outcome, OutcomeKind, kind_of_status
+
+DEAD: Final = frozenset({"canceled", "failed"})
+"""Statuses of intents and charges that nobody can pay any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +40,16 @@ class SeenObject:
     def kind(self) -> OutcomeKind:
         kind = kind_of_status(self.status)
         codes = (self.error_code, self.decline_code)
-        if kind is OutcomeKind.CARD_DECLINED and "authentication_required" in codes:
+        declined = kind is OutcomeKind.CARD_DECLINED and self.status != "canceled"
+        if declined and "authentication_required" in codes:
             # The refused authentication leaves an intent that asks for another method.
             return OutcomeKind.REQUIRES_ACTION
         return kind
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether nobody can pay this object any more."""
+        return self.status in DEAD
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 ROUNDS: Final = 3
 """Of listing and canceling: the last list must show nothing open."""
-DEAD: Final = frozenset({"canceled", "failed"})
-"""Statuses of intents and charges that nobody can pay any more."""
 _MONEY_ONLY: Final = Evidence(proof_time=False, customer_exists=True, store_spoilt=False)
 """Failures and absence prove nothing here and are not asked for."""
 
@@ -66,7 +64,7 @@ class EarlierObjects:
             finding = judge(wanted_of(record), listed, _MONEY_ONLY)
             if finding.outcome.kind is not OutcomeKind.UNKNOWN:
                 return Cleared(Clear.MONEY, finding)
-            left = [item for item in listed if item.status not in DEAD]
+            left = [item for item in listed if not item.is_dead]
             if not left:
                 return Cleared(Clear.NOTHING_OPEN)
             if self._moved(record):

@@ -1,4 +1,7 @@
-"""The sweep: publishes due unsettled records, by key only, so that workers take them up again."""
+"""The sweep: publishes due unsettled records, by key only, so that workers take them up again.
+
+After them it asks about open intents, for a limited time.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,11 @@ from typing import TYPE_CHECKING, Final
 from kombu.exceptions import OperationalError
 
 from models.errors import LedgerUnavailable
+from models.ledger_actions import LedgerActions
 from tasks.alarms import Alarm, ring
 from tasks.celery_app import app
 from tasks.errors import SweepFailed
+from tasks.polling import Polling
 from tasks.publishing import publish_charge
 from tasks.runtime import runtime
 from tasks.unrevokable import UnrevokableTask
@@ -78,8 +83,10 @@ def sweep() -> str:
     here = runtime()
     try:
         published = Sweep(here.ledger, here.reads, publish_charge).run()
+        actions = LedgerActions(here.engine, here.settings.limits, here.ledger.actor)
+        polled = Polling(actions, here.gateway).run()
     except LedgerUnavailable:
         raise SweepFailed("ledger_unavailable") from None
     except (OperationalError, OSError) as error:
         raise SweepFailed(f"broker_unavailable ({type(error).__name__})") from None
-    return f"published {published}"
+    return f"published {published}, polled {polled}"
