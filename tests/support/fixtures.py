@@ -26,9 +26,25 @@ def session_services() -> Iterator[Services]:
         yield services
 
 
+@pytest.fixture(scope="session")
+def shared_pipeline(
+    session_services: Services, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SharedPipeline]:
+    shared = SharedPipeline(session_services, tmp_path_factory.mktemp("pipelines"))
+    yield shared
+    shared.end()
+
+
 @pytest.fixture
-def services(session_services: Services) -> Iterator[Services]:
+def services(
+    request: pytest.FixtureRequest,
+    session_services: Services,
+    shared_pipeline: SharedPipeline,
+) -> Iterator[Services]:
     """The services; whatever the test does to them is mended afterwards."""
+    if "pipeline" not in request.fixturenames:
+        # Nobody else works on the machine of a test that does not want it.
+        shared_pipeline.end()
     yield session_services
     session_services.heal()
 
@@ -129,23 +145,16 @@ def role(tmp_path: Path, environment: dict[str, str]) -> Iterator[RoleStarter]:
     starter.kill_all()
 
 
-@pytest.fixture(scope="module")
-def shared_pipeline(
-    request: pytest.FixtureRequest,
-    session_services: Services,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[SharedPipeline]:
-    """A module's pipeline; its PIPELINE_ENV adds settings."""
-    env: dict[str, str] = getattr(request.module, "PIPELINE_ENV", {})
-    shared = SharedPipeline(session_services, tmp_path_factory.mktemp("pipeline"), **env)
-    yield shared
-    shared.end()
-
-
 @pytest.fixture
-def pipeline(services: Services, shared_pipeline: SharedPipeline) -> Pipeline:
-    """The whole product, running: see tests/support/pipelines.py."""
-    return shared_pipeline.ready()
+def pipeline(
+    request: pytest.FixtureRequest, services: Services, shared_pipeline: SharedPipeline
+) -> Pipeline:
+    """The whole product, running (see tests/support/pipelines.py).
+
+    A module's PIPELINE_ENV adds to its settings.
+    """
+    env: dict[str, str] = getattr(request.module, "PIPELINE_ENV", {})
+    return shared_pipeline.ready(env)
 
 
 @pytest.fixture
