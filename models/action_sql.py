@@ -152,7 +152,12 @@ RECOVER_CHARGED: Final = text(f"""
             next_attempt_at = NULL, updated_at = clock.now, {RELEASE},
             attempt_epoch = GREATEST(r.attempt_epoch, COALESCE(g.attempt_epoch, 0)),
             payment_intent_id = COALESCE(g.payment_intent_id, r.payment_intent_id),
-            charge_id = COALESCE(g.charge_id, r.charge_id)
+            charge_id = COALESCE(g.charge_id, r.charge_id),
+            fingerprint = COALESCE(r.fingerprint, g.fingerprint),
+            amount_cents = COALESCE(r.amount_cents, g.amount_cents),
+            currency = COALESCE(r.currency, g.currency),
+            stripe_customer_id = COALESCE(r.stripe_customer_id, g.stripe_customer_id),
+            billing_run = COALESCE(r.billing_run, g.billing_run)
         FROM given g, before b, clock
         WHERE r.charge_key = g.charge_key AND b.charge_key = r.charge_key
         RETURNING r.charge_key, r.attempt_epoch, b.state AS from_state, r.state),

@@ -1,4 +1,7 @@
-"""Dead letters: deliveries that can never become a charge, kept whole. Bridges alone write them."""
+"""Dead letters: deliveries that can never become a charge, kept whole.
+
+Bridges alone make them; people replay, discard and purge them.
+"""
 
 from __future__ import annotations
 
@@ -74,6 +77,26 @@ _LIST: Final = text(f"""
 _SHOW: Final = text(f"SELECT {_WHOLE} FROM dead_letters WHERE id = :id")
 
 
+_DISCARD: Final = text("""
+    UPDATE dead_letters SET resolved_at = ledger_now(), resolved_by = :actor,
+        resolution = 'discarded: ' || CAST(:reason AS text)
+    WHERE id = :id AND resolved_at IS NULL RETURNING id""")
+
+_PURGE: Final = text("""
+    WITH old AS (
+        SELECT id FROM dead_letters
+        WHERE body IS NOT NULL AND resolved_at IS NOT NULL
+            AND (CAST(:id AS bigint) IS NULL OR id = :id)
+            AND resolved_at <= ledger_now() - make_interval(secs => :older_than_s)
+        ORDER BY id LIMIT :batch FOR UPDATE SKIP LOCKED)
+    UPDATE dead_letters SET body = NULL,
+        resolution = resolution || '; purged by ' || CAST(:actor AS text)
+            || ': ' || CAST(:reason AS text)
+    FROM old WHERE dead_letters.id = old.id RETURNING dead_letters.id""")
+
+PURGE_BATCH: Final = 500
+
+
 class DeadLetters:
     """The dead letters of one database."""
 
@@ -114,6 +137,29 @@ class DeadLetters:
         """One dead letter, whole."""
         rows = self._rows(_SHOW, {"id": letter_id})
         return DeadLetter(**rows[0]) if rows else None
+
+    def discard(self, letter_id: int, *, actor: str, reason: str) -> bool:
+        """Decide that nothing becomes of a letter; False if it is resolved already or not there."""
+        return bool(self._rows(_DISCARD, {"id": letter_id, "actor": actor, "reason": reason}))
+
+    def purge(
+        self, *, actor: str, reason: str, letter_id: int | None = None, older_than_s: float = 0.0
+    ) -> int:
+        """Drop the bodies of letters that were resolved this long ago; their hashes stay.
+
+        All of them, or one. Returns how many.
+        """
+        values = {
+            "id": letter_id,
+            "older_than_s": older_than_s,
+            "batch": PURGE_BATCH,
+            "actor": actor,
+            "reason": reason,
+        }
+        purged = 0
+        while found := len(self._rows(_PURGE, values)):
+            purged += found
+        return purged
 
     def _rows(self, statement: TextClause, values: dict[str, Any]) -> Sequence[RowMapping]:
         return rows(self.engine, statement, values)

@@ -16,6 +16,7 @@ from models.decisions import Action, backoff_s, decide
 from models.events import BillingEvent, event_from_json
 from models.faults import fault_point
 from models.ledger import Ledger, Retry, boot_clock_s
+from models.money import MAX_TOTAL_CENTS
 from models.outcomes import History, Outcome, classify
 from models.records import Claim, NewRecord, Record, StoredRequest
 from models.states import State
@@ -263,4 +264,7 @@ def _conflicts(record: Record, event: BillingEvent | None) -> bool:
 
 
 def _event_of(record: Record) -> BillingEvent | None:
-    return event_from_json(record.event) if record.event is not None else None
+    if record.event is None:
+        return None
+    # It was let in when it came, whatever the limit of amounts is by now.
+    return event_from_json(record.event, max_amount_cents=MAX_TOTAL_CENTS)

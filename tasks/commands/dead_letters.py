@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from models.errors import DeadLetterReason
+from tasks.commands import dead_letter_actions
 from tasks.commands.console import (
     Refused,
     json_option,
@@ -92,6 +93,14 @@ def show(ctx: click.Context, letter_id: int, as_json: bool) -> None:
         print_json(whole)
     else:
         print_fields(whole)
+
+
+for _command in (
+    dead_letter_actions.replay,
+    dead_letter_actions.discard,
+    dead_letter_actions.purge,
+):
+    dead_letters.add_command(_command)
 
 
 def _summary(letter: DeadLetter) -> dict[str, Any]:

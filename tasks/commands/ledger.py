@@ -1,4 +1,4 @@
-"""`celery -A tasks ledger …`: what the ledger says."""
+"""`celery -A tasks ledger …`: what the ledger says, and what people decide about it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from models.states import State
+from tasks.commands import ledger_actions
 from tasks.commands.console import (
     Refused,
     json_option,
@@ -124,6 +125,15 @@ def list_records(
     print_table(_LIST_COLUMNS, [_record_json(record) for record in records])
     if len(records) == limit:
         click.echo(f"more: --after {records[-1].charge_key}", err=True)
+
+
+for _command in (
+    ledger_actions.void,
+    ledger_actions.resolve,
+    ledger_actions.import_charges,
+    ledger_actions.recover,
+):
+    ledger.add_command(_command)
 
 
 def _record_json(record: Record) -> dict[str, Any]:

@@ -1,0 +1,272 @@
+"""The commands for single decisions, imports, recoveries and dead letters, as operators run them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from models.dead_letters import DeadLetters, NewDeadLetter
+from models.errors import DeadLetterReason
+from models.keys import charge_key
+from models.ledger_reads import LedgerReads
+from models.states import State
+from tests.support.commands import Commands
+from tests.support.flows import PERIOD, Worker
+from tests.support.roles import RoleStarter
+from tests.support.stripe import Stripe
+from tests.support.waiting import wait_until
+
+AUTH = "cus_auth_1"
+GOOD = "cus_good_1"
+
+
+@pytest.fixture
+def worker(environment: dict[str, str], stripe: Stripe) -> Iterator[Worker]:
+    made = Worker(environment, stripe)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def celery(environment: dict[str, str], tmp_path: Path) -> Commands:
+    return Commands(environment, tmp_path)
+
+
+def test_void_and_resolve_say_who_and_why(worker: Worker, celery: Commands) -> None:
+    worker.charge(AUTH)
+    assert celery.run("ledger", "void", AUTH, PERIOD).returncode == 2, "a reason is needed"
+    done = celery.done("ledger", "void", AUTH, PERIOD, "--reason", "by mistake", OPERATOR="ann")
+    assert done == f"{AUTH} {PERIOD} is voided\n"
+    history = LedgerReads(worker.here.engine).show(AUTH, PERIOD)
+    assert history is not None
+    assert (history.events[-1]["actor"], history.events[-1]["reason"]) == ("ann", "by mistake")
+    again = celery.refused("ledger", "void", AUTH, PERIOD, "--reason", "x")
+    assert again == "a record that is voided cannot become voided by void"
+    line = celery.refused("ledger", "resolve", AUTH, PERIOD, "--charged", "pi_1", "--reason", "x")
+    assert "voided" in line
+    assert celery.run("ledger", "resolve", AUTH, PERIOD, "--reason", "x").returncode == 2
+
+
+# -- import ------------------------------------------------------------------------------
+
+
+def imported(number: int, **changes: Any) -> dict[str, Any]:
+    values = {
+        "customer_id": f"cust_{number}",
+        "billing_period": PERIOD,
+        "stripe_customer_id": f"cus_{number}",
+        "charge_id": f"ch_{number}",
+        "amount_cents": 2500,
+        "currency": "USD",
+    }
+    return values | changes
+
+
+def written(path: Path, *lines: object) -> Path:
+    path.write_text("".join(f"{x if isinstance(x, str) else json.dumps(x)}\n" for x in lines))
+    return path
+
+
+def test_an_import_is_taken_over_once_and_never_charged_again(
+    worker: Worker, celery: Commands, tmp_path: Path
+) -> None:
+    file = written(tmp_path / "old.jsonl", imported(1), "", imported(2, charge_id="pi_2"))
+    assert celery.json("ledger", "import", str(file)) == {"imported": 2, "known": 0}
+    assert celery.json("ledger", "import", str(file)) == {"imported": 0, "known": 2}
+    assert worker.record("cust_2").payment_intent_id == "pi_2"
+    assert worker.charge("cust_1", stripe_customer_id="cus_1") == "skip:charged"
+    assert worker.stripe.creates() == []
+
+
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        ("{", "the body is not JSON"),
+        ("[]", "one JSON object"),
+        (imported(3, charge_id=None), "charge_id is missing"),
+        (imported(3, amount_cents="9"), "amount_cents"),
+        (imported(3, charge_id="re_1"), "charge_id must be"),
+        (imported(3, charge="ch_1"), "a name that an import does not know"),
+        (imported(1, charge_id="ch_other"), "the ledger holds another charge"),
+    ],
+)
+def test_one_bad_line_is_named_and_nothing_is_imported(
+    worker: Worker, celery: Commands, tmp_path: Path, bad: object, why: str
+) -> None:
+    file = written(tmp_path / "old.jsonl", imported(1), imported(2), bad)
+    line = celery.refused("ledger", "import", str(file))
+    assert line.startswith(f"{file}:3: ")
+    assert why in line
+    assert LedgerReads(worker.here.engine).counts() == []
+
+
+def test_a_file_that_is_not_there_is_one_line(celery: Commands, tmp_path: Path) -> None:
+    line = celery.refused("ledger", "import", str(tmp_path / "none.jsonl"))
+    assert line.endswith("none.jsonl: No such file or directory")
+
+
+# -- recover -----------------------------------------------------------------------------
+
+
+def test_after_a_restore_charges_are_adopted_and_the_rest_is_looked_up(
+    worker: Worker, celery: Commands, stripe: Stripe
+) -> None:
+    """The copy was taken before three charges: one row is gone, one unsettled, one declined."""
+    since = datetime.now(UTC).isoformat()
+    for customer in (GOOD, "cus_good_2", "cus_good_3", "cus_good_4"):
+        worker.charge(customer)
+    stripe.charge_elsewhere("cus_9", 100, charge_key="not ours")
+    stripe.charge_elsewhere("cus_9", 100)
+    forget(worker, GOOD)
+    change(worker, "cus_good_2", "state = 'reserved', payment_intent_id = NULL, attempts = 0")
+    change(worker, "cus_good_3", "state = 'card_declined', payment_intent_id = NULL")
+    done = celery.json("ledger", "recover", "--since", since)
+    assert done == {"seen": 4, "charged": 3, "looked_up": 0, "skipped": 1}
+    for customer in (GOOD, "cus_good_2", "cus_good_3"):
+        record = worker.record(customer)
+        (charge,) = worker.charges(customer)
+        assert (record.state, record.charge_id) == (State.CHARGED, charge["id"])
+        assert worker.charge(customer) == "skip:charged"
+    assert len(stripe.charges()) == 6
+
+
+def test_what_was_unsettled_in_the_copy_is_looked_up_at_both_endpoints(
+    environment: dict[str, str], stripe: Stripe, celery: Commands
+) -> None:
+    """Guard: the endpoints of a record whose calls were lost with the restore are all listed."""
+    worker = Worker(environment, stripe, STRIPE_CHARGE_API="charges")
+    worker.charge("cus_processing_1")
+    change(
+        worker, "cus_processing_1", "state = 'reserved', charge_id = NULL, next_attempt_at = NULL"
+    )
+    statement(worker, "DELETE FROM charge_attempts")
+    since = (datetime.now(UTC) - timedelta(hours=1)).isoformat()
+    assert celery.json("ledger", "recover", "--since", since)["looked_up"] == 1
+    record = worker.record("cus_processing_1")
+    assert (record.state, record.attempts) == (State.SENT, 1)
+    assert worker.drive("cus_processing_1") == "processing"
+    assert len(stripe.creates()) == 1
+    worker.close()
+
+
+def test_no_worker_starts_until_a_recovery_has_ended(
+    worker: Worker, celery: Commands, stripe: Stripe, role: RoleStarter
+) -> None:
+    worker.here.ledger.pin_deployment("stripe-billing")
+    stripe.fault("http_500", method="GET", path="/v1/payment_intents")
+    line = celery.refused("ledger", "recover", "--since", datetime.now(UTC).isoformat())
+    assert "until then no worker starts" in line
+    locked_out = role("worker", wait=False)
+    assert locked_out.wait_exit() == 1
+    assert "recovery" in locked_out.log()
+    celery.done("ledger", "recover", "--since", datetime.now(UTC).isoformat())
+    role("worker")
+
+
+def test_a_recovery_beside_running_workers_is_refused(
+    worker: Worker, celery: Commands, role: RoleStarter
+) -> None:
+    role("worker")
+    line = celery.refused("ledger", "recover", "--since", datetime.now(UTC).isoformat())
+    assert line.startswith("stop all workers first: worker-1@")
+
+
+def statement(worker: Worker, sql: str) -> None:
+    with worker.here.engine.connect() as connection:
+        connection.execute(text(sql))
+
+
+def change(worker: Worker, customer: str, assignments: str) -> None:
+    statement(worker, f"UPDATE billing_records SET {assignments} WHERE customer_id = '{customer}'")
+
+
+def forget(worker: Worker, customer: str) -> None:
+    key = charge_key(customer, PERIOD)
+    for table in ("billing_records", "charge_attempts", "ledger_events"):
+        statement(worker, f"DELETE FROM {table} WHERE charge_key = '{key}'")
+
+
+# -- dead letters ------------------------------------------------------------------------
+
+
+def bury(worker: Worker, body: object, reason: str = "invalid_event") -> int:
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    letter = NewDeadLetter("nsq", "t/c", f"m{hash(raw)}", raw, DeadLetterReason(reason), "test")
+    return DeadLetters(worker.here.engine).bury(letter)
+
+
+def an_event(customer: str) -> dict[str, Any]:
+    return {
+        "customer_id": customer,
+        "billing_period": PERIOD,
+        "amount_cents": 2500,
+        "stripe_customer_id": "cus_1",
+    }
+
+
+def test_a_replayed_letter_is_charged_once(
+    worker: Worker, celery: Commands, role: RoleStarter, stripe: Stripe
+) -> None:
+    role("worker", wait=False)
+    letter = str(bury(worker, an_event("cust_1")))
+    celery.done("dead-letters", "replay", letter, "--reason", "limit raised")
+    wait_until(lambda: worker.record("cust_1").state is State.CHARGED, 40, "it is charged")
+    line = celery.refused("dead-letters", "replay", letter, "--reason", "again")
+    assert line == f"dead letter {letter} is resolved: replayed"
+    assert len(stripe.charges()) == 1
+
+
+def test_a_letter_that_cannot_be_replayed_is_left_as_it_is(
+    worker: Worker, celery: Commands
+) -> None:
+    worker.charge(GOOD)
+    refused = {
+        bury(worker, {"customer_id": "x"}): "is still refused",
+        bury(worker, an_event(GOOD)): "has a billing record already",
+        bury(worker, an_event("cust_2"), "payload_conflict"): "its own billing_period",
+        bury(worker, b"", "payload_lost"): "has no body",
+    }
+    for letter, why in refused.items():
+        assert why in celery.refused("dead-letters", "replay", str(letter), "--reason", "x")
+    assert celery.refused("dead-letters", "replay", "99", "--reason", "x") == "no dead letter 99"
+    open_ones = DeadLetters(worker.here.engine).list(limit=10)
+    assert [letter.id for letter in open_ones] == list(refused)
+    assert worker.stripe.creates(charge_key=charge_key("cust_2", PERIOD)) == []
+
+
+def test_a_letter_is_discarded_and_then_purged_down_to_its_hash(
+    worker: Worker, celery: Commands
+) -> None:
+    letter = bury(worker, b"{")
+    assert "open still" in celery.refused("dead-letters", "purge", str(letter), "--reason", "x")
+    celery.done("dead-letters", "discard", str(letter), "--reason", "a test", OPERATOR="ann")
+    assert "is resolved: discarded: a test" in celery.refused(
+        "dead-letters", "discard", str(letter), "--reason", "x"
+    )
+    celery.done("dead-letters", "purge", str(letter), "--reason", "erasure")
+    found = DeadLetters(worker.here.engine).show(letter)
+    assert found is not None
+    assert (found.body, found.resolved_by, found.body_size) == (None, "ann", 1)
+    assert len(found.body_sha256) == 64
+    assert "erasure" in str(found.resolution)
+
+
+def test_old_letters_are_purged_together(worker: Worker, celery: Commands) -> None:
+    letters = DeadLetters(worker.here.engine)
+    resolved = [bury(worker, f"{{{number}".encode()) for number in range(3)]
+    still_open = bury(worker, b"open")
+    for letter in resolved:
+        letters.discard(letter, actor="ann", reason="x")
+    purge = ("dead-letters", "purge", "--reason", "retention", "--older-than-days")
+    assert celery.done(*purge, "1") == "0 purged\n"
+    worker.pass_time(86_400)
+    assert celery.done(*purge, "1") == "3 purged\n"
+    found = letters.show(still_open)
+    assert found is not None
+    assert found.body == b"open"
