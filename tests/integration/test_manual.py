@@ -10,9 +10,11 @@ from collections.abc import Iterator
 import pytest
 
 from models.errors import ChargebridgeError, NotFound, StateForbids
+from models.outcomes import OutcomeKind
 from models.states import State
 from tasks.manual import Manual
 from tests.support.flows import PERIOD, Worker
+from tests.support.ledgers import outcome
 from tests.support.stripe import Stripe
 
 AUTH = "cus_auth_1"
@@ -143,8 +145,6 @@ def test_an_object_that_took_no_money_closes_nothing(
     record = worker.record(AUTH)
     worker.pass_time(worker.limits.poll_for_s)
     ((polled, _),) = worker.actions.take_polls(1)
-    from tests.support.ledgers import OutcomeKind, outcome  # noqa: PLC0415 - values only
-
     worker.actions.record_poll(polled, outcome(OutcomeKind.UNRECOGNISED), "test")
     with pytest.raises(StateForbids, match="took no money"):
         manual.resolve_charged(AUTH, PERIOD, str(record.payment_intent_id), WHY)

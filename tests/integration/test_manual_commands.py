@@ -1,4 +1,4 @@
-"""The commands for single decisions, imports, recoveries and dead letters, as operators run them."""
+"""Single decisions, imports, recoveries and dead letters, as operators command them."""
 
 from __future__ import annotations
 
