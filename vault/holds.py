@@ -12,18 +12,15 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, assert_never
 from uuid import UUID, uuid4
 
-from sqlalchemy import TextClause
-from sqlalchemy.exc import IntegrityError
-
-from models.database import rows
 from models.errors import NotFound, StateForbids
 from models.outcomes import History, Outcome, OutcomeKind, Reply, classify
+from models.quick_rows import QuickRows, RowTaken
 from vault import holds_sql as sql
 from vault.answers import Refused
 from vault.rules import Money
 
 if TYPE_CHECKING:
-    from sqlalchemy import Engine, RowMapping
+    from sqlalchemy import Engine
 
     from models.settings import Limits
 
@@ -33,10 +30,6 @@ START_WITHIN_S: Final = 10.0
 """From the commit of `sent` to the first byte, on the boot-time clock."""
 OPEN_MARGIN_S: Final = 5.0
 """Beyond the longest forward there can be, for the commit of its outcome."""
-
-
-Row = Mapping[str, Any] | Any
-"""What a statement returned, by column."""
 
 
 class HoldState(StrEnum):
@@ -110,8 +103,10 @@ class Seen:
 class Holds:
     """The holds of one database, taken under one Stripe account key."""
 
-    def __init__(self, engine: Engine, limits: Limits, upstream_key_id: str) -> None:
-        self.engine = engine
+    def __init__(
+        self, engine: Engine, limits: Limits, upstream_key_id: str, connections: int = 1
+    ) -> None:
+        self._rows = QuickRows(engine, connections)
         self.limits = limits
         self.upstream_key_id = upstream_key_id
 
@@ -141,10 +136,9 @@ class Holds:
         for _ in range(TRIES):
             try:
                 row = self._rows(sql.TAKE, values)[0]
-            except IntegrityError as error:
+            except RowTaken:
                 # Another request was first with the same key; what it did can be seen now.
-                if getattr(error.orig, "sqlstate", None) != "23505":
-                    raise
+                continue
             else:
                 hold_id = judge(row, money.amount_cents)
                 if hold_id is not None:
@@ -244,16 +238,17 @@ class Holds:
             "billing_run": billing_run,
             "state": state,
         }
-        return [dict(row) for row in self._rows(sql.LIST, values)]
+        return self._rows(sql.LIST, values)
 
-    def _rows(self, statement: TextClause, values: dict[str, Any]) -> Sequence[RowMapping]:
-        return rows(self.engine, statement, values)
+    def close(self) -> None:
+        """Close the kept connections."""
+        self._rows.close()
 
 
 _NO_FORWARD: Final[Mapping[str, Any]] = {"token": None, "only_forward": None, "forget": False}
 
 
-def judge(row: Row, amount_cents: int) -> int | None:
+def judge(row: Mapping[str, Any], amount_cents: int) -> int | None:
     """What a try to take a hold came to: its id, None to try again, or Refused with the reason.
 
     A refusal for good is never guessed: when what was found does not explain that nothing was
@@ -284,7 +279,7 @@ def judge(row: Row, amount_cents: int) -> int | None:
     return None
 
 
-def _judge_replay(row: Row, amount_cents: int) -> int | None:
+def _judge_replay(row: Mapping[str, Any], amount_cents: int) -> int | None:
     if not row["same_request"]:
         raise Refused("endpoint_refused", "the idempotency key belongs to another request")
     if not row["in_window"]:
@@ -327,7 +322,7 @@ def _written(verdict: Verdict, outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _moved(row: Row) -> Moved:
+def _moved(row: Mapping[str, Any]) -> Moved:
     return Moved(
         hold_id=row["id"],
         before=HoldState(row["before"]),

@@ -16,7 +16,7 @@ from models.errors import ConfigurationError, LedgerUnavailable
 from models.faults import enable
 from models.logs import configure_logging
 from models.settings import load_settings
-from vault.app import STOP_MARGIN_S, Vault
+from vault.app import ADMIN_THREADS, STOP_MARGIN_S, Vault
 from vault.forwarder import Forwarder
 from vault.holds import Holds
 from vault.keys import Admin
@@ -40,7 +40,7 @@ def serve() -> None:
     settings = load_settings()
     check_settings(settings)
     tls = tls_context(settings)
-    engine = make_engine(settings, pool_size=DATABASE_CONNECTIONS, name="chargebridge-vault")
+    engine = make_engine(settings, pool_size=ADMIN_THREADS, name="chargebridge-vault")
     check_database(engine)
     configure_logging("vault")
     enable(settings.faults_dir or None)
@@ -107,7 +107,7 @@ def build(settings: Settings, engine: Engine) -> Vault:
     upstream = Upstream(
         settings.stripe_api_base, settings.stripe_api_key, settings.limits.vault_upstream_s
     )
-    holds = Holds(engine, settings.limits, upstream.key_id)
+    holds = Holds(engine, settings.limits, upstream.key_id, DATABASE_CONNECTIONS)
     runs = BillingRuns(engine, "vault")
     return Vault(
         Forwarder(holds, upstream, metrics),
