@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from tasks.stripe_gateway import StripeGateway
 
 POOL_SIZE = 4
-"""Kept database connections of one process; a threads worker may open as many more as it has
-slots, by MAX_OVERFLOW of the engine and waiting."""
+"""Database connections that one process keeps. Each is needed for one statement at a time, so
+the slots of a threads worker share them."""
 
 
 @dataclass(frozen=True, slots=True)

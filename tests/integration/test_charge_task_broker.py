@@ -1,0 +1,96 @@
+"""Celery's settings as they are: what a publisher meets at a broker that does not answer."""
+
+from __future__ import annotations
+
+import runpy
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery import Celery
+from kombu.exceptions import OperationalError
+
+from sandbox import binaries, roles
+from sandbox.ports import free_port
+from tests.support.services import Services
+
+FAILS_WITHIN_S = 5.0
+
+
+@pytest.fixture
+def conf(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What celeryconfig.py says under this test's environment."""
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    return runpy.run_path(str(binaries.CHECKOUT / "celeryconfig.py"))
+
+
+@pytest.fixture
+def app(conf: dict[str, Any]) -> Iterator[Celery]:
+    app = Celery("chargebridge-test", set_as_current=False)
+    app.config_from_object(SimpleNamespace(**conf))
+    yield app
+    app.close()
+
+
+def publish(app: Celery) -> None:
+    app.send_task("tasks.charge", args=["0" * 32], queue="charges")
+
+
+def test_a_frozen_broker_fails_every_publish_soon(app: Celery, services: Services) -> None:
+    publish(app)
+    services.freeze("redis")
+    for _ in range(2):
+        began_s = time.monotonic()
+        with pytest.raises(OperationalError):
+            publish(app)
+        assert time.monotonic() - began_s < FAILS_WITHIN_S
+    services.thaw("redis")
+    publish(app)
+
+
+def test_a_broker_that_is_gone_fails_every_publish_soon(conf: dict[str, Any]) -> None:
+    app = Celery("chargebridge-test", set_as_current=False)
+    gone = {"broker_url": f"redis://127.0.0.1:{free_port()}/0"}
+    app.config_from_object(SimpleNamespace(**{**conf, **gone}))
+    began_s = time.monotonic()
+    with pytest.raises(OperationalError):
+        publish(app)
+    assert time.monotonic() - began_s < FAILS_WITHIN_S
+
+
+def test_nothing_is_acknowledged_before_it_was_worked_on_and_no_result_is_kept(
+    conf: dict[str, Any],
+) -> None:
+    assert conf["task_acks_late"] is True
+    assert conf["task_reject_on_worker_lost"] is True
+    assert conf["worker_prefetch_multiplier"] == 1
+    assert conf["accept_content"] == ["json"]
+    assert conf["result_backend"] is None
+    assert conf["task_ignore_result"] is True
+
+
+def test_charges_and_control_have_queues_of_their_own(app: Celery) -> None:
+    routes = {
+        name: app.amqp.router.route({}, name)["queue"].name
+        for name in ("tasks.charge", "tasks.sweep", "tasks.recharge", "tasks.reconcile")
+    }
+    assert routes.pop("tasks.charge") == "charges"
+    assert set(routes.values()) == {"control"}
+
+
+def test_loading_the_app_reads_no_settings(environment: dict[str, str]) -> None:
+    code = "import tasks, tasks.charge, tasks.sweep; print(tasks.app.main, tasks.app.configured)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        check=True,
+        capture_output=True,
+        text=True,
+        env=roles.base_environment(binaries.CHECKOUT),
+        cwd=binaries.CHECKOUT,
+    )
+    assert done.stdout.split() == ["chargebridge", "False"]
