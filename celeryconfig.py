@@ -88,7 +88,8 @@ task_acks_late = True
 task_reject_on_worker_lost = True
 # A failed or timed-out task has left its record as it is: the sweep takes it up again, with a
 # pause that the ledger decides. Handing the message back would repeat it without any pause.
-task_acks_on_failure_or_timeout = True
+task_acks_on_failure = True
+task_acks_on_timeout = True
 worker_prefetch_multiplier = 1
 worker_eta_task_limit = MAX_ETA_TASKS
 task_soft_time_limit = _limits.soft_limit_s
