@@ -206,6 +206,14 @@ class Books:
             "SELECT * FROM vault_holds WHERE idempotency_key = :key", key=idempotency_key
         )[0]
 
+    def keys(self) -> list[dict[str, Any]]:
+        return self._rows("SELECT * FROM vault_keys ORDER BY id")
+
+    def everything(self) -> str:
+        """All rows of the vault's tables, as text."""
+        tables = ("billing_runs", "billing_run_events", "vault_keys", "vault_holds")
+        return "".join(str(self._rows(f"SELECT * FROM {table}")) for table in tables)
+
     def set_run_state(self, state: str, run: str = RUN) -> None:
         self._do(
             "UPDATE billing_runs SET state = :state WHERE billing_run = :run", state=state, run=run
