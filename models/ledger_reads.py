@@ -21,6 +21,7 @@ _BY_IDENTITY: Final = text(
     f"SELECT {COLUMNS} FROM billing_records "
     "WHERE customer_id = :customer_id AND billing_period = :billing_period"
 )
+_BY_KEYS: Final = text(f"SELECT {COLUMNS} FROM billing_records WHERE charge_key = ANY(:keys)")
 _ATTEMPTS: Final = text("""
     SELECT attempt_epoch, idempotency_key, endpoint, started_at, finished_at, outcome,
         http_status, stripe_request_id, replayed, error_code, payment_intent_id, charge_id
@@ -94,6 +95,10 @@ class LedgerReads:
             "customer_id": customer_id,
         }
         return [record_from_row(row) for row in self._rows(_LIST, values)]
+
+    def by_keys(self, keys: Sequence[str]) -> Sequence[Record]:
+        """The records of these charge keys, as far as there are any."""
+        return [record_from_row(row) for row in self._rows(_BY_KEYS, {"keys": [*keys]})]
 
     def attempts(self, charge_key: str) -> Sequence[dict[str, Any]]:
         """Every call that was made for a charge key, over all its epochs, oldest first."""

@@ -6,6 +6,8 @@ from celery import Celery
 
 from tasks import worker_start
 
-app = Celery("chargebridge", include=["tasks.charge", "tasks.recharge", "tasks.sweep"])
+app = Celery(
+    "chargebridge", include=["tasks.charge", "tasks.recharge", "tasks.reconcile", "tasks.sweep"]
+)
 app.config_from_object("celeryconfig")
 worker_start.connect()

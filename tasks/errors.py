@@ -19,6 +19,10 @@ class RechargeFailed(ChargebridgeError):
     """A recharge was not started; the ledger is as it was."""
 
 
+class ReconcileFailed(ChargebridgeError):
+    """A reconciliation ended early; it can be run again."""
+
+
 class OutcomeNotRecorded(ChargebridgeError):
     """The ledger did not confirm the outcome in time; the record stays `sent`."""
 

@@ -26,8 +26,20 @@ class BadLine(ChargebridgeError):  # noqa: N818 - says what it is
 def read_lines(path: Path, read: Callable[[dict[str, Any]], T]) -> Iterator[tuple[int, T]]:
     """Line numbers (from 1) and what `read` makes of each line's object; blank lines are left out.
 
-    Nothing but the line at hand is kept. Raises BadLine for the first bad one, and for a file
-    that cannot be read.
+    `read` raises EventRefused for an object that it cannot use. Raises as `read_raw_lines`.
+    """
+    for number, _, value in read_raw_lines(path):
+        try:
+            yield number, read(value)
+        except EventRefused as refused:
+            raise BadLine(str(path), number, refused.detail) from None
+
+
+def read_raw_lines(path: Path) -> Iterator[tuple[int, bytes, dict[str, Any]]]:
+    """(line number, the line's own bytes without its end, its object); blank lines are left out.
+
+    Nothing but the line at hand is kept. Raises BadLine for the first line that is not one
+    strict JSON object, and ChargebridgeError for a file that cannot be read.
     """
     number = 0
     try:
@@ -36,7 +48,8 @@ def read_lines(path: Path, read: Callable[[dict[str, Any]], T]) -> Iterator[tupl
             while raw := file.readline(MAX_BODY_BYTES + 2):
                 number += 1
                 if raw.strip():
-                    yield number, _read(raw.rstrip(b"\r\n"), read)
+                    body = raw.rstrip(b"\r\n")
+                    yield number, body, _object(body)
     except EventRefused as refused:
         raise BadLine(str(path), number, refused.detail) from None
     except OSError as error:
@@ -44,8 +57,8 @@ def read_lines(path: Path, read: Callable[[dict[str, Any]], T]) -> Iterator[tupl
         raise ChargebridgeError(f"{path}: {why}") from None
 
 
-def _read(raw: bytes, read: Callable[[dict[str, Any]], T]) -> T:
-    value = parse_strict_json(raw)
+def _object(body: bytes) -> dict[str, Any]:
+    value = parse_strict_json(body)
     if not isinstance(value, dict):
         raise EventRefused("invalid_event", "a line is one JSON object")
-    return read(value)
+    return value

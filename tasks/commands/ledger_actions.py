@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from tasks.commands.console import Refused, json_option, ledger_engine, need_app, print_json
+from tasks.commands.times import moment_option
 
 if TYPE_CHECKING:
     from models.records import Record
@@ -93,21 +94,17 @@ def import_charges(ctx: click.Context, file: Path, as_json: bool) -> None:
 
 
 @click.command()
-@click.option(
-    "--since",
-    required=True,
-    metavar="TIME",
-    help="The moment that the restored copy was taken, ISO 8601 (UTC without a zone).",
+@moment_option(
+    "--since", required=True, help="When the restored copy was taken; ISO 8601, UTC by default."
 )
 @click.option("--force", is_flag=True, help="Although it is not known whether workers run.")
 @json_option
 @click.pass_context
-def recover(ctx: click.Context, since: str, force: bool, as_json: bool) -> None:
+def recover(ctx: click.Context, since: datetime, force: bool, as_json: bool) -> None:
     """After a database restore: adopt what Stripe shows, look up what was unsettled.
 
     Stop all workers first. They refuse to start until this has run to its end.
     """
-    moment = _moment(since)
     if not force:
         _refuse_with_workers(need_app(ctx))
     with ledger_engine(ctx) as (settings, _):
@@ -120,7 +117,7 @@ def recover(ctx: click.Context, since: str, force: bool, as_json: bool) -> None:
         try:
             here.ledger.pin_deployment(settings.charge_namespace)
             actions = LedgerActions(here.engine, settings.limits, operator_of(settings))
-            done = Recovery(actions, here.gateway, settings.charge_namespace).run(moment)
+            done = Recovery(actions, here.gateway, settings.charge_namespace).run(since)
         finally:
             here.engine.dispose()
             here.gateway.close()
@@ -131,17 +128,6 @@ def recover(ctx: click.Context, since: str, force: bool, as_json: bool) -> None:
             f"{done.seen} successes at Stripe, {done.charged} records made charged by them; "
             f"{done.looked_up} unsettled ones will be looked up; {done.skipped} objects skipped"
         )
-
-
-def _moment(since: str) -> datetime:
-    try:
-        moment = datetime.fromisoformat(since)
-    except ValueError:
-        raise click.UsageError("--since is a time in ISO 8601, as 2026-11-30T11:00:00Z") from None
-    moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
-    if moment > datetime.now(UTC):
-        raise click.UsageError("--since lies in the future")
-    return moment
 
 
 def _refuse_with_workers(app: Any) -> None:
