@@ -5,12 +5,17 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from models.decisions import backoff_s
 
 if TYPE_CHECKING:
     from models.settings import Limits
+
+
+LONGEST_S: Final = 5.0
+"""A bridge asks a part that is away at least this often: leases on deliveries run meanwhile,
+and one bridge's question is no load."""
 
 
 class Backoff:
@@ -34,7 +39,8 @@ class Backoff:
     def failed(self) -> float:
         """Count a failure; returns the pause in seconds, doubling and with full jitter."""
         self._failures += 1
-        pause_s = backoff_s(self._failures, self._limits, random.random())  # noqa: S311 - jitter
+        draw = random.random()  # noqa: S311 - jitter
+        pause_s = min(LONGEST_S, backoff_s(self._failures, self._limits, 1.0)) * draw
         self._ready_at = self._clock() + pause_s
         return pause_s
 

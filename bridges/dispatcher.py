@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
 from bridges.backoff import Backoff
+from models.errors import ConfigurationError
 from models.events import decode_event
 from models.faults import fault_point
 
@@ -80,12 +81,19 @@ class Publisher:
 
 
 def make_publisher(max_amount_cents: int) -> Publisher:
-    """A publisher with the project's Celery configuration and none of its tasks."""
+    """A publisher with the project's Celery configuration and none of its tasks.
+
+    Raises ConfigurationError for a broker that Celery does not know.
+    """
     from celery import Celery  # noqa: PLC0415 - heavy, and not needed to show help
 
     app = Celery("chargebridge-bridge", set_as_current=False)
     app.config_from_object("celeryconfig")
-    return Publisher(app, max_amount_cents)
+    try:
+        return Publisher(app, max_amount_cents)
+    except (KeyError, ValueError, ImportError):
+        # Not repeated here: it may hold a password.
+        raise ConfigurationError("CELERY_BROKER_URL: Celery cannot use this URL") from None
 
 
 def _operational_errors() -> tuple[type[Exception], ...]:

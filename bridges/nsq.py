@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -86,6 +87,7 @@ class NsqSource:
     async def start(self, intake: Intake) -> None:
         """Connect; an nsqd that is away is tried again for as long as it takes."""
         self._intake = intake
+        _quieten_libraries()
         # The reader binds itself to the running loop, so it cannot be made any earlier.
         self._reader = _Reader(self._settings, self._arrived, self._counters)
 
@@ -212,6 +214,19 @@ def _requeue(message: Any, delay_s: float) -> None:
     message.requeue(backoff=False, time_ms=max(0, int(delay_s * 1000)))
 
 
+def _quieten_libraries() -> None:
+    """What pynsq says beside errors is said by our own records, without its raw replies."""
+    logging.getLogger("nsq").setLevel(logging.ERROR)
+    # Each refused connection leaves an exception in a callback of its own.
+    application = logging.getLogger("tornado.application")
+    if _not_a_refused_connection not in application.filters:
+        application.addFilter(_not_a_refused_connection)
+
+
+def _not_a_refused_connection(record: logging.LogRecord) -> bool:
+    return "_connect_callback" not in record.getMessage()
+
+
 class _Reader(nsq.Reader):
     """pynsq's reader, made quick to reconnect, silent about bodies, and able to stop."""
 
@@ -286,6 +301,7 @@ class _Reader(nsq.Reader):
 
     def _on_connection_close(self, conn: Any, **kwargs: Any) -> None:
         was_ready = conn.id in self.conns
+        # The one that is ready or on its way was closed: there is never a second one.
         self._connecting.pop(conn.id, None)
         super()._on_connection_close(conn, **kwargs)
         if self._stopped:
@@ -293,8 +309,12 @@ class _Reader(nsq.Reader):
         if was_ready:
             self._counters.add("connection_lost")
             logger.warning("nsqd_connection_lost", extra={"nsqd": conn.id})
+        else:
+            self._counters.add("connect_failed")
+            logger.warning("nsqd_away", extra={"nsqd": conn.id})
         if conn.id in self.nsqd_tcp_addresses:
-            self.io_loop.call_later(RECONNECT_S, self.connect_to_nsqd, conn.host, conn.port)
+            pause_s = random.uniform(0.5, 1.5) * RECONNECT_S  # noqa: S311 - jitter
+            self.io_loop.call_later(pause_s, self.connect_to_nsqd, conn.host, conn.port)
 
     def _on_connection_identify(self, conn: Any, data: dict[str, Any], **_kwargs: Any) -> None:
         # A timeout above the server's own maximum would close the connection, again and again.

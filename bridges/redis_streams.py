@@ -30,7 +30,7 @@ from bridges.redis_replies import (
     whole_entry,
 )
 from bridges.redis_scripts import DROP_CONSUMERS, RENEW
-from models.errors import DeadLetterReason, EventRefused
+from models.errors import ConfigurationError, DeadLetterReason, EventRefused
 
 if TYPE_CHECKING:
     from models.settings import Settings
@@ -328,15 +328,21 @@ async def prepare(settings: Settings) -> None:
 
 def connect(url: str, timeout_s: float) -> Redis:
     """A client that reads bytes as they are and never sends anything twice by itself."""
-    client = Redis.from_url(
-        url,
-        protocol=2,
-        decode_responses=False,
-        socket_timeout=timeout_s,
-        socket_connect_timeout=CONNECT_TIMEOUT_S,
-        retry=Retry(NoBackoff(), 0),
-        client_name="chargebridge-bridge",
-    )
+    try:
+        client = Redis.from_url(
+            url,
+            protocol=2,
+            decode_responses=False,
+            socket_timeout=timeout_s,
+            socket_connect_timeout=CONNECT_TIMEOUT_S,
+            retry=Retry(NoBackoff(), 0),
+            client_name="chargebridge-bridge",
+        )
+    except ValueError:
+        # Not repeated here: it may hold a password.
+        raise ConfigurationError(
+            "REDIS_URL: must be redis://, rediss:// or unix://, with a valid port and database"
+        ) from None
     for command in ("XREADGROUP", "XAUTOCLAIM", "XRANGE"):
         client.set_response_callback(command, _as_it_is)
     return client

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import Executor
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from bridges.addresses import addresses, check_nsq_names, check_redis_names
 from bridges.bridge import Bridge, Parts
@@ -70,31 +70,39 @@ def check_task_queue(publisher: Publisher) -> None:
 
 
 def check_nsq(settings: Settings) -> None:
-    """Ask one nsqd or nsqlookupd that was named; make topic and channel where that is possible."""
+    """Raise ConfigurationError unless nsqd answers; make topic and channel where possible.
+
+    Of several nsqd one is enough, and with a named nsqd a lookupd that is away is no hindrance.
+    """
     from bridges.nsqd import create_channel, identify, ping  # noqa: PLC0415 - only this bridge's
 
-    problems: list[str] = []
-    asked: list[tuple[str, Callable[[str], Any], str]] = [
-        ("NSQD_TCP_ADDRESS", identify, settings.nsqd_tcp_address),
-        ("NSQ_LOOKUPD_HTTP_ADDRESS", ping, settings.nsq_lookupd_http_address),
-    ]
-    answered = 0
-    for setting, ask, text in asked:
-        for address in addresses(setting, text):
-            try:
-                ask(address)
-                answered += 1
-            except SourceUnavailable as error:
-                problems.append(f"{setting}: {error}")
-    if not answered:
-        raise ConfigurationError(problems[0])
-    for problem in problems:
-        logger.warning("nsq_address_away", extra={"problem": problem})
+    _check_one_answers("NSQD_TCP_ADDRESS", settings.nsqd_tcp_address, identify)
+    try:
+        lookupd = settings.nsq_lookupd_http_address
+        _check_one_answers("NSQ_LOOKUPD_HTTP_ADDRESS", lookupd, ping)
+    except ConfigurationError as error:
+        if not settings.nsqd_tcp_address:
+            raise
+        logger.warning("nsqlookupd_away", extra={"problem": str(error)})
     for address in addresses("NSQD_HTTP_ADDRESS", settings.nsqd_http_address):
         try:
             create_channel(address, settings.nsq_topic, settings.nsq_channel)
         except SourceUnavailable as error:
             raise ConfigurationError(f"NSQD_HTTP_ADDRESS: {error}") from None
+
+
+def _check_one_answers(setting: str, text: str, ask: Callable[[str], object]) -> None:
+    named = addresses(setting, text)
+    problems: list[str] = []
+    for address in named:
+        try:
+            ask(address)
+        except SourceUnavailable as error:
+            problems.append(f"{setting}: {error}")
+    if problems and len(problems) == len(named):
+        raise ConfigurationError(problems[0])
+    for problem in problems:
+        logger.warning("nsqd_away", extra={"problem": problem})
 
 
 def check_redis(settings: Settings) -> None:

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 import redis
@@ -21,12 +21,11 @@ from models.keys import charge_key
 from models.ledger import Ledger, Retry
 from models.outcomes import OutcomeKind
 from models.settings import Settings, load_settings
-from sandbox.health import get_json
 from sandbox.ports import free_port
-from sandbox.stack import create_channel, create_group
 from tests.support.bridges import RunningBridge, published, published_keys, wait_published
+from tests.support.brokers import Broker, Nsq, Stream
 from tests.support.ledgers import claimed, new_record, outcome
-from tests.support.producers import billing_event, publish_nsq, publish_redis
+from tests.support.producers import billing_event
 from tests.support.services import Services
 from tests.support.waiting import stays, wait_until
 
@@ -40,59 +39,6 @@ FAST = {
     "BACKOFF_CAP_S": "0.5",
     "LIMITS_CHECK": "warn",
 }
-
-
-class Broker(Protocol):
-    """A broker as a test sees it: give it events, see what is not yet answered."""
-
-    kind: str
-    environment: dict[str, str]
-
-    def publish(self, event: dict[str, Any] | bytes) -> None: ...
-
-    def unfinished(self) -> int: ...
-
-
-class Nsq:
-    kind = "nsq"
-
-    def __init__(self, environment: dict[str, str]) -> None:
-        self.environment = environment
-        create_channel(environment)
-
-    def publish(self, event: dict[str, Any] | bytes) -> None:
-        publish_nsq(self.environment, event)
-
-    def unfinished(self) -> int:
-        channel = nsq_channel(self.environment)
-        return int(channel["depth"] + channel["in_flight_count"] + channel["deferred_count"])
-
-
-def nsq_channel(environment: dict[str, str]) -> dict[str, Any]:
-    stats = get_json(
-        f"http://{environment['NSQD_HTTP_ADDRESS']}/stats?format=json"
-        f"&topic={environment['NSQ_TOPIC']}&include_mem=false"
-    )
-    found: dict[str, Any] = stats["topics"][0]["channels"][0]
-    return found
-
-
-class Stream:
-    kind = "redis"
-
-    def __init__(self, environment: dict[str, str]) -> None:
-        self.environment = environment
-        create_group(environment)
-
-    def publish(self, event: dict[str, Any] | bytes) -> None:
-        publish_redis(self.environment, event)
-
-    def unfinished(self) -> int:
-        with redis.Redis.from_url(self.environment["REDIS_URL"]) as client:
-            stream, group = self.environment["REDIS_STREAM"], self.environment["REDIS_GROUP"]
-            pending = client.xpending(stream, group)["pending"]
-            delivered = client.xinfo_groups(stream)[0]["last-delivered-id"]
-            return int(pending) + len(client.xrange(stream, min=b"(" + delivered))
 
 
 @pytest.fixture(params=["nsq", "redis", "valkey"])

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -85,6 +86,15 @@ class RunningBridge:
 
     def wait_count(self, name: str, count: int, timeout_s: float = 15.0) -> None:
         wait_until(lambda: self.count(name) >= count, timeout_s, f"{count} times {name}")
+
+    def loop_delay_s(self) -> float:
+        """How long the bridge's event loop takes to come round to a callback."""
+        assert self._loop is not None
+        begun = time.monotonic()
+        came = threading.Event()
+        self._loop.call_soon_threadsafe(came.set)
+        assert came.wait(10), "the loop is blocked"
+        return time.monotonic() - begun
 
     def stop(self) -> None:
         """As SIGTERM does; returns when the bridge has ended, and raises what it failed with."""

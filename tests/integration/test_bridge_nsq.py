@@ -1,0 +1,240 @@
+"""Faults of nsqd and around it that others have met; a bridge of ours against the real one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from models.events import event_from_json
+from models.ledger import Ledger, Retry
+from models.settings import load_settings
+from tests.support.bridges import RunningBridge, published_keys, wait_published
+from tests.support.brokers import Nsq
+from tests.support.ledgers import claimed, new_record, outcome
+from tests.support.producers import billing_event
+from tests.support.roles import RoleStarter
+from tests.support.services import Services
+from tests.support.waiting import stays, wait_until
+
+Start = Callable[..., RunningBridge]
+ANSWERS = ("acked", "parked", "handed_back", "requeued_before_timeout", "overflow")
+
+
+@pytest.fixture
+def environment(
+    services: Services, database_url: str, celery_broker_url: str, nsq_topic: str
+) -> dict[str, str]:
+    services.need("nsqd")
+    return {
+        **services.stack.settings,
+        "DATABASE_URL": database_url,
+        "CELERY_BROKER_URL": celery_broker_url,
+        "NSQ_TOPIC": nsq_topic,
+        "LIMITS_CHECK": "warn",
+        "BACKOFF_BASE_S": "0.2",
+        "BACKOFF_CAP_S": "0.5",
+    }
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    with ExitStack() as stack:
+
+        def start_one(environment: dict[str, str], **changes: str) -> RunningBridge:
+            settings = load_settings({**environment, **changes})
+            return stack.enter_context(RunningBridge(settings, "nsq"))
+
+        yield start_one
+
+
+def test_a_message_that_comes_more_than_five_times_is_not_given_up_while_the_ledger_is_away(
+    environment: dict[str, str],
+    another_nsqd: Callable[..., dict[str, str]],
+    services: Services,
+    start: Start,
+    ledger: Ledger,
+) -> None:
+    nsq = Nsq({**environment, **another_nsqd("--max-msg-timeout=1s")})
+    bridge = start(nsq.environment, MSG_TIMEOUT_S="1", TOUCH_S="0.3")
+    services.kill("postgres")
+    event = billing_event("patience")
+    nsq.publish(event)
+    bridge.wait_count("taken", 7, 20)
+    assert bridge.count("acked") == 0
+    assert nsq.channel()["requeue_count"] >= 6
+    services.heal()
+    wait_published(bridge.settings, 1)
+    claim = claimed(ledger, new_record(event_from_json(event)))
+    ledger.record_outcome(claim, outcome(), Retry(1))
+    bridge.wait_count("acked", 1)
+    wait_until(lambda: nsq.unfinished() == 0, 5, "acked")
+
+
+def test_touching_ends_before_the_servers_own_maximum_and_one_finish_follows(
+    environment: dict[str, str],
+    another_nsqd: Callable[..., dict[str, str]],
+    start: Start,
+    ledger: Ledger,
+) -> None:
+    nsq = Nsq({**environment, **another_nsqd("--max-msg-timeout=2s")})
+    bridge = start(nsq.environment, MSG_TIMEOUT_S="12", TOUCH_S="3", PARK_DELAY_S="1")
+    event = billing_event("long")
+    nsq.publish(event)
+    wait_published(bridge.settings, 1)
+    bridge.wait_count("requeued_before_timeout", 2)
+    assert nsq.channel()["timeout_count"] == 0
+    claim = claimed(ledger, new_record(event_from_json(event)))
+    ledger.record_outcome(claim, outcome(), Retry(1))
+    bridge.wait_count("acked", 1)
+    wait_until(lambda: nsq.unfinished() == 0, 5, "acked")
+    # What was requeued is not given to a worker again before its time.
+    assert len(published_keys(bridge.settings)) == 1
+
+
+def test_a_message_timeout_above_the_servers_maximum_does_not_lock_the_bridge_out(
+    environment: dict[str, str], another_nsqd: Callable[..., dict[str, str]], start: Start
+) -> None:
+    nsq = Nsq({**environment, **another_nsqd("--max-msg-timeout=3s", "--msg-timeout=3s")})
+    bridge = start(nsq.environment, MSG_TIMEOUT_S="60")
+    nsq.publish(billing_event("timeout"))
+    bridge.wait_count("taken", 1)
+    assert bridge.count("E_BAD_BODY") <= 1
+
+
+def test_a_delay_above_the_servers_maximum_is_cut_and_the_connection_stays(
+    environment: dict[str, str],
+    another_nsqd: Callable[..., dict[str, str]],
+    start: Start,
+    ledger: Ledger,
+) -> None:
+    nsq = Nsq({**environment, **another_nsqd("--max-req-timeout=1s")})
+    bridge = start(nsq.environment, PARK_AFTER_S="0.2", PARK_DELAY_S="100")
+    event = billing_event("delay")
+    nsq.publish(event)
+    bridge.wait_count("taken", 1)
+    claimed(ledger, new_record(event_from_json(event)))
+    bridge.wait_count("parked", 2)
+    assert bridge.count("connected") == 1
+    assert bridge.count("connection_lost") == 0
+
+
+def test_a_finish_after_the_message_timed_out_does_no_harm(
+    environment: dict[str, str],
+    another_nsqd: Callable[..., dict[str, str]],
+    role: RoleStarter,
+    ledger: Ledger,
+) -> None:
+    environment |= another_nsqd("--msg-timeout=1s")
+    nsq = Nsq(environment)
+    bridge = role(
+        "bridge-nsq",
+        NSQD_TCP_ADDRESS=environment["NSQD_TCP_ADDRESS"],
+        NSQD_HTTP_ADDRESS=environment["NSQD_HTTP_ADDRESS"],
+        NSQ_LOOKUPD_HTTP_ADDRESS="",
+        MSG_TIMEOUT_S="1",
+        TOUCH_S="0.3",
+    )
+    event = billing_event("late")
+    nsq.publish(event)
+    wait_published(load_settings(environment), 1)
+    bridge.freeze()
+    wait_until(lambda: nsq.channel()["timeout_count"] >= 1, 10, "the message times out")
+    claim = claimed(ledger, new_record(event_from_json(event)))
+    ledger.record_outcome(claim, outcome(), Retry(1))
+    bridge.thaw()
+    wait_until(lambda: nsq.unfinished() == 0, 10, "the newest message object was finished")
+    other = billing_event("after")
+    nsq.publish(other)
+    wait_published(load_settings(environment), 2)
+    bridge.terminate()
+    assert bridge.wait_exit() == 0
+    assert "Traceback" not in bridge.log()
+
+
+def test_the_reader_answers_heartbeats_while_the_task_queue_is_frozen(
+    environment: dict[str, str], services: Services, start: Start
+) -> None:
+    nsq = Nsq(environment)
+    bridge = start(environment)
+    services.freeze("redis")
+    nsq.publish(billing_event("frozen"))
+    bridge.wait_count("publish_failed", 2)
+    assert bridge.loop_delay_s() < 0.2
+    assert bridge.count("connection_lost") == 0
+    services.thaw("redis")
+    wait_published(bridge.settings, 1)
+
+
+def test_a_restarted_nsqd_is_found_again_soon_and_its_messages_are_taken(
+    environment: dict[str, str], services: Services, start: Start, ledger: Ledger
+) -> None:
+    nsq = Nsq(environment)
+    bridge = start(environment)
+    event = billing_event("restart")
+    nsq.publish(event)
+    wait_published(bridge.settings, 1)
+    services.stop("nsqd")
+    bridge.wait_count("connection_lost", 1)
+    services.heal()
+    bridge.wait_count("connected", 2, 5)
+    claim = claimed(ledger, new_record(event_from_json(event)))
+    ledger.record_outcome(claim, outcome(), Retry(1))
+    wait_until(lambda: nsq.unfinished() == 0, 15, "acked when it came again")
+
+
+def test_an_event_that_a_killed_nsqd_has_lost_is_published_from_memory(
+    environment: dict[str, str], services: Services, start: Start
+) -> None:
+    nsq = Nsq(environment)
+    services.freeze("redis")
+    bridge = start(environment)
+    event = billing_event("only_copy")
+    nsq.publish(event)
+    bridge.wait_count("taken", 1)
+    services.kill("nsqd")
+    bridge.wait_count("connection_lost", 1)
+    services.heal()
+    wait_published(bridge.settings, 1)
+    assert len(set(published_keys(bridge.settings))) == 1
+
+
+def test_no_more_is_held_than_was_allowed_and_each_message_gets_one_answer(
+    environment: dict[str, str], start: Start, ledger: Ledger
+) -> None:
+    nsq = Nsq(environment)
+    events = [billing_event(f"bound_{n}") for n in range(12)]
+    for event in events:
+        nsq.publish(event)
+    bridge = start(environment, BRIDGE_MAX_IN_FLIGHT="5")
+    bridge.wait_count("taken", 5)
+    stays(lambda: bridge.held <= 5, 1.0, "the bound holds")
+    for event in events:
+        claim = claimed(ledger, new_record(event_from_json(event)))
+        ledger.record_outcome(claim, outcome(), Retry(1))
+    bridge.wait_count("acked", 12)
+    wait_until(lambda: nsq.unfinished() == 0, 5, "acked")
+    bridge.stop()
+    assert sum(bridge.count(name) for name in ANSWERS) == bridge.count("taken") == 12
+
+
+def test_a_stopped_bridge_leaves_no_message_behind_on_the_way(
+    environment: dict[str, str], start: Start
+) -> None:
+    nsq = Nsq(environment)
+    for number in range(200):
+        nsq.publish(billing_event(f"way_{number}"))
+    bridge = start(environment, BRIDGE_MAX_IN_FLIGHT="50", MSG_TIMEOUT_S="60", TOUCH_S="20")
+    bridge.wait_count("taken", 20)
+    bridge.stop()
+    wait_until(lambda: nsq.channel()["depth"] == 200, 2, "all wait for another bridge")
+    assert nsq.channel()["in_flight_count"] == 0
+    assert nsq.channel()["client_count"] == 0
+
+
+def test_lookupd_alone_is_enough_to_find_nsqd(environment: dict[str, str], start: Start) -> None:
+    nsq = Nsq(environment)
+    bridge = start(environment, NSQD_TCP_ADDRESS="")
+    nsq.publish(billing_event("looked_up"))
+    bridge.wait_count("taken", 1)
