@@ -55,9 +55,16 @@ class RunKeys:
         settings.require("vault_encryption_keys")
         return cls(runs, settings.vault_encryption_keys, issue)
 
-    def find(self, billing_run: str, currency: str) -> RunKey | None:
-        """The run's key as it is now; None without a run. A run without a key gets one."""
+    def find(
+        self, billing_run: str, currency: str, auto_open_expected_cents: int = 0
+    ) -> RunKey | None:
+        """The run's key as it is now; None without a run. A run without a key gets one.
+
+        `auto_open_expected_cents`: what a run that is not there is opened with; 0 opens none.
+        """
         run = self.runs.find(billing_run, currency)
+        if run is None and auto_open_expected_cents:
+            run = self.runs.find_or_open(billing_run, currency, auto_open_expected_cents)
         return None if run is None else self.of(run)
 
     def of(self, run: Run) -> RunKey:

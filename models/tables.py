@@ -273,10 +273,14 @@ vault_holds: Final = Table(
     Column("charge_id", Text),
     _timestamp("first_sent_at"),
     _timestamp("last_sent_at"),
-    # Tokens of the forwards that have begun and not ended; void from `open_until` on, since a
-    # vault that died takes its own out with it.
+    # Forwards that have begun and not ended, and when each is over even if nobody says so.
     Column("open_forwards", ARRAY(Uuid), nullable=False, server_default=text("'{}'::uuid[]")),
-    _timestamp("open_until"),
+    Column(
+        "open_untils",
+        ARRAY(DateTime(timezone=True)),
+        nullable=False,
+        server_default=text("'{}'::timestamptz[]"),
+    ),
     Column("forwards", Integer, nullable=False, server_default=text("0")),
     _timestamp("created_at", now=True),
     _timestamp("updated_at", now=True),

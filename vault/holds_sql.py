@@ -14,7 +14,7 @@ from sqlalchemy import text
 _CLOCK: Final = "clock AS MATERIALIZED (SELECT ledger_now() AS now)"
 _HELD: Final = "('reserved', 'sent', 'unknown')"
 _WINDOW: Final = "clock.now - make_interval(secs => :resend_window_s)"
-_NONE_OPEN: Final = "(cardinality(others) = 0 OR open_until IS NULL OR open_until <= clock.now)"
+_NONE_OPEN: Final = "cardinality(others) = 0"
 
 CHECK_KEY: Final = text(
     "SELECT :rule = ANY(endpoints) AS permitted FROM vault_keys WHERE key_hash = :key_hash"
@@ -83,6 +83,18 @@ Nothing to take for a replay of a hold that still holds. What it found is return
 it did, so that a refusal can be named.
 """
 
+
+def _still_open(hold: str, what: str) -> str:
+    """Tokens (or ends) of the forwards that may still be running, but for the one that ends.
+
+    One that died with its vault is over when the longest forward there can be would be.
+    """
+    return f"""ARRAY(
+            SELECT {what} FROM unnest({hold}.open_forwards, {hold}.open_untils) f(token, until)
+            WHERE until > clock.now AND token IS DISTINCT FROM CAST(:token AS uuid)
+            ORDER BY until)"""
+
+
 BEGIN: Final = text(f"""
     WITH {_CLOCK},
     old AS MATERIALIZED (
@@ -91,10 +103,10 @@ BEGIN: Final = text(f"""
         state = CASE WHEN v.state = 'settled' THEN v.state ELSE 'sent' END,
         first_sent_at = COALESCE(v.first_sent_at, clock.now), last_sent_at = clock.now,
         upstream_key_id = :upstream_key_id, forwards = v.forwards + 1,
-        open_forwards = CASE WHEN v.open_until > clock.now
-            THEN array_append(v.open_forwards, CAST(:token AS uuid))
-            ELSE ARRAY[CAST(:token AS uuid)] END,
-        open_until = clock.now + make_interval(secs => :open_s), updated_at = clock.now
+        open_forwards = {_still_open("v", "token")} || CAST(:token AS uuid),
+        open_untils = {_still_open("v", "until")}
+            || (clock.now + make_interval(secs => :open_s)),
+        updated_at = clock.now
     FROM old, clock
     WHERE v.id = old.id AND v.state <> 'released'
         AND (v.first_sent_at IS NULL
@@ -106,10 +118,10 @@ BEGIN: Final = text(f"""
 def _old(which: str) -> str:
     """The hold that is meant, locked, without the forward that ends."""
     return f"""old AS MATERIALIZED (
-        SELECT id, run_id, state, amount_cents, open_until, last_sent_at,
-            payment_intent_id, charge_id, forwards AS forwards_now,
-            array_remove(open_forwards, CAST(:token AS uuid)) AS others
-        FROM vault_holds WHERE {which} FOR UPDATE)"""
+        SELECT id, run_id, state, amount_cents, last_sent_at, payment_intent_id, charge_id,
+            forwards AS forwards_now, {_still_open("h", "token")} AS others,
+            {_still_open("h", "until")} AS other_untils
+        FROM vault_holds h, clock WHERE {which} FOR UPDATE OF h)"""
 
 
 _SINCE: Final = """(CAST(:only_forward AS integer) IS NOT NULL
@@ -117,6 +129,7 @@ _SINCE: Final = """(CAST(:only_forward AS integer) IS NOT NULL
 """Whether another forward of the key has begun since the one that ends."""
 _MOVED: Final = f"""moved AS (
         UPDATE vault_holds v SET state = judged.next, open_forwards = judged.others,
+            open_untils = judged.other_untils,
             late = v.late OR (judged.before = 'released' AND judged.next = 'settled'),
             outcome = CASE WHEN judged.before IN ('settled', 'released')
                     AND judged.next = judged.before THEN v.outcome

@@ -115,7 +115,12 @@ def _holds() -> None:
         sa.Column(
             "open_forwards", ARRAY(sa.Uuid), nullable=False, server_default=sa.text("'{}'::uuid[]")
         ),
-        _time("open_until"),
+        sa.Column(
+            "open_untils",
+            ARRAY(sa.DateTime(timezone=True)),
+            nullable=False,
+            server_default=sa.text("'{}'::timestamptz[]"),
+        ),
         sa.Column("forwards", sa.Integer, nullable=False, server_default=sa.text("0")),
         _stamp("created_at"),
         _stamp("updated_at"),

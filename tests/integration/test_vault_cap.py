@@ -180,6 +180,28 @@ def test_a_forward_that_died_with_its_vault_holds_up_no_release_for_ever(
     assert len(stripe.charges()) == 1
 
 
+def test_a_forward_that_died_long_ago_does_not_keep_a_declined_charge_held(
+    vault: VaultProcess,
+    stripe: Stripe,
+    books: Books,
+    fault_point: FaultPoints,
+    database_url: str,
+) -> None:
+    key = vault.issue()
+    method = "pm_decline_expired_card"
+    fault_point("vault.before_send", "kill")
+    with pytest.raises(urllib3.exceptions.HTTPError):
+        vault.create(key, "c1", payment_method=method)
+    vault.restart()
+    clock.advance(database_url, 20)
+    stripe.fault("reset", stage="after_commit", idempotency_key="c1")
+    vault.create(key, "c1", payment_method=method)
+    clock.advance(database_url, 20)
+    assert vault.create(key, "c1", payment_method=method).status == 402
+    assert books.hold("c1")["state"] == "released"
+    assert books.budget()["held_cents"] == 0
+
+
 def test_a_frozen_vault_holds_up_no_other(
     vault_starter: VaultStarter, stripe: Stripe, books: Books, fault_point: FaultPoints
 ) -> None:

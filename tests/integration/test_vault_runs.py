@@ -97,6 +97,9 @@ def test_renewing_gives_a_new_key_and_no_new_money(
     assert found is not None
     assert found.vault_key == new
     assert keys.find("none", "usd") is None
+    opened = keys.find("none", "usd", auto_open_expected_cents=EXPECTED)
+    assert opened is not None
+    assert opened.run.cap_cents == CAP
 
 
 def test_keys_survive_the_rotation_of_their_encryption(runs: BillingRuns, keys: RunKeys) -> None:
