@@ -1,0 +1,100 @@
+"""Holds and budgets put together anew from the ledger, after a database restore.
+
+The restored copy knows no hold that was taken since; the ledger has its charges back by then.
+Workers and vaults must not run meanwhile. Safe to run again after any end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from sqlalchemy import text
+
+from models.database import rows
+from models.keys import idempotency_key
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sqlalchemy import Engine
+
+BATCH: Final = 500
+
+_RECORDS: Final = text("""
+    SELECT b.charge_key, b.customer_id, b.billing_period, b.attempt_epoch, b.amount_cents,
+        b.state, b.payment_intent_id, b.charge_id, b.first_sent_at, b.last_sent_at,
+        r.id AS run_id
+    FROM billing_records b
+    JOIN billing_runs r ON r.billing_run = b.billing_run AND r.currency = b.currency
+    WHERE b.charge_key > :after_key
+        AND b.state IN ('charged', 'processing', 'requires_action', 'sent', 'review')
+    ORDER BY b.charge_key LIMIT :batch""")
+
+_HOLD: Final = text("""
+    INSERT INTO vault_holds AS h (run_id, idempotency_key, charge_key, attempt_epoch, endpoint,
+        amount_cents, state, outcome, payment_intent_id, charge_id, first_sent_at, last_sent_at,
+        late)
+    SELECT :run_id, :idempotency_key, :charge_key, :attempt_epoch, :endpoint, :amount_cents,
+        :hold_state, 'recovered', CAST(:payment_intent_id AS text), CAST(:charge_id AS text),
+        COALESCE(CAST(:first_sent_at AS timestamptz), ledger_now()),
+        COALESCE(CAST(:last_sent_at AS timestamptz), ledger_now()), rival.found
+    FROM (SELECT EXISTS (
+            SELECT FROM vault_holds WHERE charge_key = :charge_key AND state <> 'released'
+                AND idempotency_key <> :idempotency_key)) rival(found)
+    WHERE :hold_state = 'settled' OR NOT rival.found
+    ON CONFLICT (idempotency_key) DO UPDATE SET state = EXCLUDED.state, outcome = 'recovered',
+        late = h.late OR EXCLUDED.late, updated_at = ledger_now(),
+        payment_intent_id = COALESCE(EXCLUDED.payment_intent_id, h.payment_intent_id),
+        charge_id = COALESCE(EXCLUDED.charge_id, h.charge_id)
+    WHERE h.state <> 'settled' AND h.state <> EXCLUDED.state
+    RETURNING h.id""")
+
+_BUDGETS: Final = text("""
+    WITH sums AS (
+        SELECT run_id,
+            COALESCE(sum(amount_cents) FILTER (WHERE state = 'settled'), 0) AS settled_cents,
+            COALESCE(sum(amount_cents) FILTER (
+                WHERE state IN ('reserved', 'sent', 'unknown')), 0) AS held_cents
+        FROM vault_holds GROUP BY run_id)
+    UPDATE billing_runs r SET settled_cents = sums.settled_cents, held_cents = sums.held_cents,
+        updated_at = ledger_now()
+    FROM sums WHERE sums.run_id = r.id
+        AND (r.settled_cents, r.held_cents) <> (sums.settled_cents, sums.held_cents)
+    RETURNING r.id""")
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """How many holds were written, and how many budgets then had other sums."""
+
+    holds: int
+    budgets: int
+
+
+def rebuild_holds(engine: Engine, namespace: str) -> Rebuilt:
+    """A settled hold for every charged record, one that holds for every record not yet sure.
+
+    Raises LedgerUnavailable; run it again then.
+    """
+    holds = sum(len(rows(engine, _HOLD, _hold(record, namespace))) for record in _records(engine))
+    return Rebuilt(holds, len(rows(engine, _BUDGETS, {})))
+
+
+def _records(engine: Engine) -> Iterator[dict[str, Any]]:
+    after_key = ""
+    while batch := rows(engine, _RECORDS, {"after_key": after_key, "batch": BATCH}):
+        after_key = batch[-1]["charge_key"]
+        yield from (dict(row) for row in batch)
+
+
+def _hold(record: dict[str, Any], namespace: str) -> dict[str, Any]:
+    by_charge = record["payment_intent_id"] is None and record["charge_id"] is not None
+    key = idempotency_key(
+        record["customer_id"], record["billing_period"], record["attempt_epoch"], namespace
+    )
+    return record | {
+        "idempotency_key": key,
+        "endpoint": "charges" if by_charge else "payment_intents",
+        "hold_state": "settled" if record["state"] == "charged" else "unknown",
+    }
