@@ -117,7 +117,8 @@ def list_holds(
 ) -> None:
     """Holds by id."""
     from models.settings import Limits  # noqa: PLC0415 - heavy
-    from vault.holds import Holds, HoldState  # noqa: PLC0415 - heavy
+    from vault.holds import Holds  # noqa: PLC0415 - heavy
+    from vault.verdicts import HoldState  # noqa: PLC0415 - heavy
 
     with database() as engine:
         found = Holds(engine, Limits(), "").list(
@@ -139,7 +140,8 @@ def resolve_hold(idempotency_key: str, outcome: str) -> None:
     never executed this key. The last two are refused while a forward is open.
     """
     from models.settings import Limits  # noqa: PLC0415 - heavy
-    from vault.holds import Holds, Verdict  # noqa: PLC0415 - heavy
+    from vault.holds import Holds  # noqa: PLC0415 - heavy
+    from vault.verdicts import Verdict  # noqa: PLC0415 - heavy
 
     with database() as engine:
         moved = Holds(engine, Limits(), "").resolve(

@@ -20,10 +20,11 @@ from models.ledger import boot_clock_s
 from models.outcomes import Reply, ReplyKind
 from models.replies import BROKEN, OBJECT_NAMES, read_reply, status_of, text_of
 from vault.answers import Answer, Refused, error_answer
-from vault.holds import START_WITHIN_S, TRIES, Forward, Holds, Moved, Seen, Verdict
+from vault.holds import START_WITHIN_S, TRIES, Forward, Holds, Moved, Seen
 from vault.metrics import Metrics
 from vault.rules import ForwardCall, Money
 from vault.upstream import Broken, NotConnected, NotSent, Upstream, UpstreamReply
+from vault.verdicts import Verdict
 
 COMMIT_WITHIN_S: Final = 10.0
 """How long an outcome is tried to be committed before the client is told that it is not."""

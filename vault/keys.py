@@ -17,8 +17,9 @@ from models.money import DEFAULT_CURRENCY, fold_currency
 from models.strict_json import parse_strict_json
 from models.vault_keys import ENDPOINTS, MAX_KEY_LIFE_S, VaultKeys
 from vault.answers import AdminRefused, Answer, json_answer
-from vault.holds import Holds, Moved, Verdict
+from vault.holds import Holds, Moved
 from vault.metrics import Metrics
+from vault.verdicts import Verdict
 
 KEY_FIELDS: Final = frozenset(
     {

@@ -11,17 +11,17 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NoReturn
-from urllib.parse import unquote_to_bytes, urlencode
+from urllib.parse import urlencode
 
 from models.money import CURRENCIES
 from vault.answers import Refused
+from vault.forms import parse_form
 
 PREFIX: Final = "/stripe"
 """In front of Stripe's own paths."""
 MAX_BODY_BYTES: Final = 512 * 1024
 """Fifty metadata values of 500 characters, percent-encoded at their longest, fit in."""
 MAX_TARGET_CHARACTERS: Final = 4096
-MAX_PARAMETERS: Final = 80
 MAX_TEXT_CHARACTERS: Final = 5000
 MAX_METADATA_CHARACTERS: Final = 500
 FORM: Final = "application/x-www-form-urlencoded"
@@ -212,11 +212,11 @@ def understand(request: Received) -> ForwardCall:
     if rule.method == "GET":
         if request.body:
             _refuse("a read has no body")
-        given = _form(query) if mark else {}
+        given = parse_form(query) if mark else {}
     else:
         if mark:
             _refuse("a write has no query")
-        given = _form(_body_text(request.body, headers))
+        given = parse_form(_body_text(request.body, headers))
     _check(rule, given)
     key = _idempotency_key(rule, headers)
     encoded = urlencode(list(given.items()))
@@ -287,40 +287,6 @@ def _body_text(body: bytes, headers: Mapping[str, str]) -> str:
         return body.decode("ascii")
     except UnicodeDecodeError:
         _refuse("a body must be percent-encoded")
-
-
-def _form(text: str) -> dict[str, str]:
-    """The parameters of a form, each once."""
-    given: dict[str, str] = {}
-    if not text:
-        return given
-    parts = text.split("&")
-    if len(parts) > MAX_PARAMETERS:
-        _refuse(f"there are at most {MAX_PARAMETERS} parameters")
-    for part in parts:
-        raw_name, mark, raw_value = part.partition("=")
-        if not mark:
-            _refuse("a parameter must have a name and a value")
-        name, value = _decoded(raw_name), _decoded(raw_value)
-        if name in given:
-            _refuse("a parameter may be given only once", name[:80])
-        given[name] = value
-    return given
-
-
-_BAD_PERCENT: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
-
-
-def _decoded(text: str) -> str:
-    if _BAD_PERCENT.search(text) is not None:
-        _refuse("a percent sign must stand before two hex digits")
-    try:
-        decoded = unquote_to_bytes(text.replace("+", " ")).decode("utf-8")
-    except UnicodeDecodeError:
-        _refuse("a parameter must be UTF-8")
-    if "\x00" in decoded:
-        _refuse("a parameter must not contain NUL")
-    return decoded
 
 
 def _check(rule: _Rule, given: Mapping[str, str]) -> None:

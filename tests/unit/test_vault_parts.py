@@ -12,11 +12,11 @@ from models.outcomes import OutcomeKind
 from models.settings import load_settings
 from vault.answers import Answer, Refused
 from vault.forwarder import seen_object
-from vault.holds import Verdict, judge, verdict_of
 from vault.limiter import FAILURES, MAX_ADDRESSES, WINDOW_S, FailureLimiter, KnownKeys
 from vault.rules import ForwardCall
 from vault.service import check_settings, is_loopback, tls_context
 from vault.upstream import Upstream
+from vault.verdicts import Verdict, judge, verdict_of
 
 
 def test_only_a_known_end_moves_money() -> None:
