@@ -9,9 +9,12 @@ from models.billing_runs import BillingRuns
 from models.hold_recovery import rebuild_holds
 from models.keys import DEFAULT_NAMESPACE, idempotency_key
 from models.ledger import Ledger, Retry
+from models.left_holds import left_holds
 from models.outcomes import OutcomeKind
+from models.vault_wire import VaultWire
 from tests.support.ledgers import claimed, event, new_record, outcome
-from tests.support.vault import RUN, Books
+from tests.support.stripe import Stripe
+from tests.support.vault import ADMIN_KEY, RUN, Books, VaultProcess
 
 
 def _records(ledger: Ledger, *kinds: OutcomeKind | None) -> list[str]:
@@ -67,3 +70,33 @@ def test_a_hold_that_the_copy_has_as_released_is_settled_by_its_charge(
     assert books.hold(charged)["state"] == "settled"
     assert books.hold(charged)["late"]
     assert books.budget() == {"cap_cents": 110_000, "settled_cents": 2500, "held_cents": 2500}
+
+
+def test_the_sweep_finds_holds_that_settled_records_left_behind(
+    engine: Engine, ledger: Ledger, vault: VaultProcess, stripe: Stripe, books: Books
+) -> None:
+    key = vault.issue()
+    charged, declined, unsure, open_ = _records(
+        ledger, OutcomeKind.CHARGED, OutcomeKind.CARD_DECLINED, None, OutcomeKind.PROCESSING
+    )
+    stripe.fault("reset", stage="after_claim", times=4)
+    for charge_key in (charged, declined, unsure, open_):
+        vault.create(key, charge_key)
+    left = left_holds(engine, limit=10)
+    assert [(hold.idempotency_key, hold.outcome) for hold in left] == [
+        (charged, "settled"),
+        (declined, "failed"),
+    ]
+    wire = VaultWire(vault.url, ADMIN_KEY)
+    for hold in left:
+        wire.resolve(
+            hold.idempotency_key,
+            hold.outcome,
+            payment_intent_id=hold.payment_intent_id,
+            charge_id=hold.charge_id,
+        )
+    assert left_holds(engine, limit=10) == []
+    assert left_holds(engine, limit=10, after_id=10**9) == []
+    assert books.hold(charged)["payment_intent_id"] == "pi_1"
+    assert [h["state"] for h in books.holds()] == ["settled", "released", "unknown", "unknown"]
+    books.check()
