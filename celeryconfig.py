@@ -98,6 +98,7 @@ task_time_limit = _limits.hard_limit_s
 # The second run finds the first one's lease and leaves; killing the first one instead would
 # turn an answer that is on its way into an unknown.
 worker_cancel_long_running_tasks_on_connection_loss = False
+worker_consumer = "tasks.lost_broker:LastingConsumer"
 
 # -- what is seen ------------------------------------------------------------------------------
 worker_send_task_events = True

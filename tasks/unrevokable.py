@@ -13,11 +13,18 @@ from celery import Task
 from celery.worker.control import control_command
 from celery.worker.request import Request
 
+CLOSED_CHANNEL_ERRORS: Final = (AttributeError,)
+"""What an ack over a connection that was lost and closed raises, beside connection errors: the
+closed transport has forgotten its client. The message comes again, and the ledger knows it."""
 REFUSAL: Final = {"error": "tasks are not revoked here; void the billing record instead"}
 
 
 class UnrevokableRequest(Request):
     """A message whose task always runs, unless it has expired."""
+
+    def __init__(self, *args: Any, connection_errors: Any = None, **kwargs: Any) -> None:
+        errors = (*(connection_errors or ()), *CLOSED_CHANNEL_ERRORS)
+        super().__init__(*args, connection_errors=errors, **kwargs)
 
     def revoked(self) -> bool:
         """True only for a message past its own expiry."""
