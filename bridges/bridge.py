@@ -41,6 +41,8 @@ SHUTDOWN_GRACE_S: Final = 1.0
 back, so that another bridge need not wait for its lease to run out."""
 PARK_JITTER: Final = 0.2
 """Parked deliveries come round again up to this share sooner or later, not all at once."""
+GATHER_S: Final = 0.005
+"""Deliveries that come this close together share one question to the ledger."""
 DECODED_PER_TURN: Final = 20
 """Bodies decoded before the event loop may turn to others: a body may be long."""
 PRUNE_EVERY_S: Final = 5.0
@@ -131,6 +133,7 @@ class Bridge:
 
     async def _work(self, stop: asyncio.Event) -> None:
         stopped = asyncio.create_task(_until(stop))
+        stopped.add_done_callback(self._hurry)
         try:
             while not stop.is_set():
                 await self._wait_for_work(stopped)
@@ -139,8 +142,9 @@ class Bridge:
             stopped.cancel()
 
     async def _wait_for_work(self, stopped: asyncio.Task[None]) -> None:
-        """Return at once for a new delivery, at the next tick for those that are held."""
+        """Return soon for new deliveries, at the next tick for those that are held."""
         if self._fresh and self._watcher.backoff.ready:
+            await asyncio.sleep(GATHER_S)
             return
         self._wake.clear()
         nothing = not len(self.held) and not len(self.parked)
@@ -152,6 +156,8 @@ class Bridge:
             )
         finally:
             wake.cancel()
+        if self._fresh:
+            await asyncio.sleep(GATHER_S)
 
     async def run_once(self) -> None:
         """One pass: decode what came, read the ledger once, and do what follows from it."""
@@ -300,7 +306,7 @@ class Bridge:
 
     async def shut_down(self) -> None:
         """Take nothing more, ack what settles in time, hand the rest back."""
-        self._stopping = True
+        self._hurry()
         logger.info("bridge_stopping", extra={"held": len(self.held), "parked": len(self.parked)})
         await self.source.stop_intake()
         deadline = self._clock() + SHUTDOWN_GRACE_S
@@ -310,6 +316,12 @@ class Bridge:
             await asyncio.sleep(TICK_S)
         await self._hand_back()
         logger.info("bridge_stopped", extra=dict(self.counters.snapshot()))
+
+    def _hurry(self, _stopped: object = None) -> None:
+        """Publish nothing more, and let nothing that hangs keep the bridge from ending."""
+        self._stopping = True
+        self._watcher.hurry()
+        self._dead_letters.hurry()
 
     async def _hand_back(self) -> None:
         held = list(self.held)

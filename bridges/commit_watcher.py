@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Final
@@ -18,6 +16,7 @@ from models.errors import LedgerUnavailable
 
 if TYPE_CHECKING:
     from bridges.delivery import Delivery
+    from bridges.threads import LedgerCalls
     from models.ledger import Ledger
     from models.settings import Limits
 
@@ -41,27 +40,31 @@ class CommitWatcher:
     def __init__(
         self,
         ledger: Ledger,
-        executor: Executor,
+        calls: LedgerCalls,
         limits: Limits,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._ledger = ledger
-        self._executor = executor
+        self._calls = calls
         self.backoff = Backoff(limits, clock)
 
     async def read(self, keys: Sequence[str]) -> Mapping[str, RecordStatus] | None:
         """State and fingerprint of those keys that have a record; None: the ledger is away."""
         if not self.backoff.ready:
             return None
-        loop = asyncio.get_running_loop()
         try:
-            statuses = await loop.run_in_executor(self._executor, self._ledger.read_statuses, keys)
+            statuses = await self._calls.call(self._ledger.read_statuses, keys)
         except LedgerUnavailable:
             pause_s = self.backoff.failed()
             logger.warning("ledger_unavailable", extra={"retry_s": round(pause_s, 1)})
             return None
         self.backoff.worked()
         return statuses
+
+    def hurry(self) -> None:
+        """The bridge is stopping: ask at once, and wait for an answer only shortly."""
+        self.backoff.worked()
+        self._calls.hurry()
 
 
 @dataclass(frozen=True, slots=True)

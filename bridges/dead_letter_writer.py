@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Sequence
-from concurrent.futures import Executor
 from typing import TYPE_CHECKING
 
 from bridges.backoff import Backoff
@@ -13,6 +11,7 @@ from models.errors import LedgerUnavailable
 from models.faults import fault_point
 
 if TYPE_CHECKING:
+    from bridges.threads import LedgerCalls
     from models.dead_letters import DeadLetters, NewDeadLetter
     from models.settings import Limits
 
@@ -22,23 +21,30 @@ logger = logging.getLogger(__name__)
 class DeadLetterWriter:
     """What was not committed is held, and tried again with back-off."""
 
-    def __init__(self, dead_letters: DeadLetters, executor: Executor, limits: Limits) -> None:
+    def __init__(self, dead_letters: DeadLetters, calls: LedgerCalls, limits: Limits) -> None:
         self._dead_letters = dead_letters
-        self._executor = executor
-        self.backoff = Backoff(limits)
+        self._calls = calls
+        self._backoff = Backoff(limits)
 
     async def write(self, letters: Sequence[NewDeadLetter]) -> int:
         """Commit these in their order; returns how many are now in the ledger for sure."""
-        if not letters or not self.backoff.ready:
+        if not letters or not self._backoff.ready:
             return 0
-        loop = asyncio.get_running_loop()
-        written = await loop.run_in_executor(self._executor, self._write, letters)
+        try:
+            written = await self._calls.call(self._write, letters)
+        except LedgerUnavailable:
+            # It may have been written: the same delivery again only counts up.
+            written = 0
         if written == len(letters):
-            self.backoff.worked()
+            self._backoff.worked()
         else:
-            pause_s = self.backoff.failed()
+            pause_s = self._backoff.failed()
             logger.warning("dead_letter_not_written", extra={"retry_s": round(pause_s, 1)})
         return written
+
+    def hurry(self) -> None:
+        """The bridge is stopping: wait for an answer only shortly."""
+        self._calls.hurry()
 
     def _write(self, letters: Sequence[NewDeadLetter]) -> int:
         for written, letter in enumerate(letters):

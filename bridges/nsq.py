@@ -1,19 +1,20 @@
-"""The NSQ side of a bridge. The only module that imports nsq."""
+"""pynsq's reader, made to fit: quick to reconnect, silent about bodies, able to stop.
+
+The only module that imports nsq.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import random
-import time
-from collections.abc import Callable, Collection, Sequence
+import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import nsq
 
-from bridges.addresses import addresses, check_nsq_names
-from bridges.delivery import Delivery, Intake
+from bridges.addresses import addresses
 
 if TYPE_CHECKING:
     from bridges.counters import Counters
@@ -27,194 +28,17 @@ CONNECT_LIMIT_S: Final = 10.0
 LOOKUPD_POLL_S: Final = 2
 OUTPUT_BUFFER_TIMEOUT_MS: Final = 25
 """How long nsqd may keep a message to fill its buffer: the least it advises."""
-OVERFLOW_DELAY_S: Final = 2.0
-"""Messages beyond the held bound (after a lost connection) come again after this."""
-QUIET_S: Final = 0.1
-"""After intake has stopped: nothing is under way any more when nothing came for this long."""
-DRAIN_LIMIT_S: Final = 2.0
-FLUSH_LIMIT_S: Final = 2.0
-FIRST_ATTEMPT: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
-class _Timeouts:
+class Timeouts:
     """What one connection agreed on, in seconds."""
 
     msg_timeout_s: float
     max_msg_timeout_s: float
 
 
-@dataclass(slots=True)
-class _Owned:
-    """The newest message object of a delivery; only that one can still be answered."""
-
-    message: Any
-    connection: Any
-    delivered_at: float
-
-
-class NsqSource:
-    """Messages of one topic and channel, from one or several nsqd."""
-
-    name = "nsq"
-    keeps_parked = False
-
-    def __init__(
-        self,
-        settings: Settings,
-        counters: Counters,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        check_nsq_names(settings.nsq_topic, settings.nsq_channel)
-        self._settings = settings
-        self._limits = settings.limits
-        self._counters = counters
-        self._clock = clock
-        self._place = f"{settings.nsq_topic}/{settings.nsq_channel}"
-        self._owned: dict[str, _Owned] = {}
-        self._intake: Intake | None = None
-        self._reader: _Reader | None = None
-        self._stopping = False
-        self._last_arrival = 0.0
-
-    @property
-    def extend_every_s(self) -> float:
-        """A third of the shortest message timeout in force, or TOUCH_S if that is less."""
-        reader = self._reader
-        agreed = [t.msg_timeout_s for t in reader.timeouts.values()] if reader else []
-        return min([self._limits.touch_s, *(timeout_s / 3 for timeout_s in agreed)])
-
-    async def start(self, intake: Intake) -> None:
-        """Connect; an nsqd that is away is tried again for as long as it takes."""
-        self._intake = intake
-        _quieten_libraries()
-        # The reader binds itself to the running loop, so it cannot be made any earlier.
-        self._reader = _Reader(self._settings, self._arrived, self._counters)
-
-    async def run(self) -> None:
-        """Messages come through the reader's own callbacks."""
-        await asyncio.Event().wait()
-
-    def _arrived(self, connection: Any, message: Any) -> None:
-        """Own a message: from here on it gets exactly one answer, and never from the library."""
-        assert self._intake is not None, "messages come after the start"
-        now = self._last_arrival = self._clock()
-        message_id = message.id.decode("ascii")
-        # Ids are unique within one nsqd only.
-        hold_id = f"{connection.id}/{message_id}"
-        if self._stopping:
-            _requeue(message, 0.0)
-            return
-        known = hold_id in self._owned
-        if not known and not self._intake.free_slots():
-            self._counters.add("overflow")
-            _requeue(message, OVERFLOW_DELAY_S)
-            return
-        if known:
-            self._counters.add("redelivered_while_held")
-            self._replaced(self._owned[hold_id], connection)
-        self._owned[hold_id] = _Owned(message, connection, now)
-        if not known:
-            later = message.attempts != FIRST_ATTEMPT
-            self._intake.take(
-                Delivery(self.name, self._place, message_id, hold_id, message.body, later)
-            )
-
-    @staticmethod
-    def _replaced(old: _Owned, connection: Any) -> None:
-        """The older object is never answered: take it out of its connection's count."""
-        if old.connection is connection:
-            connection.in_flight -= 1
-
-    # -- answers ---------------------------------------------------------------------------
-
-    async def ack(self, deliveries: Sequence[Delivery]) -> None:
-        """FIN. On a lost connection there is nobody to tell: the message comes again."""
-        for delivery in deliveries:
-            owned = self._take_out(delivery)
-            if owned is not None:
-                owned.message.finish()
-
-    async def park(self, delivery: Delivery, delay_s: float) -> None:
-        """Requeue with a delay and without pausing the reader."""
-        owned = self._take_out(delivery)
-        if owned is not None:
-            _requeue(owned.message, delay_s)
-
-    async def hand_back(self, deliveries: Sequence[Delivery]) -> None:
-        """Requeue at once."""
-        for delivery in deliveries:
-            owned = self._take_out(delivery)
-            if owned is not None:
-                _requeue(owned.message, 0.0)
-
-    def _take_out(self, delivery: Delivery) -> _Owned | None:
-        owned = self._owned.pop(delivery.hold_id, None)
-        if owned is None or owned.connection.closed():
-            self._counters.add("answer_without_connection")
-            return None
-        return owned
-
-    async def extend(self, deliveries: Sequence[Delivery]) -> Collection[Delivery]:
-        """TOUCH, until nsqd would not extend any further: then requeue before it times out.
-
-        A message whose connection is lost is kept: its memory may hold the only copy.
-        """
-        gone: list[Delivery] = []
-        for delivery in deliveries:
-            owned = self._owned.get(delivery.hold_id)
-            if owned is None or owned.connection.closed():
-                continue
-            if self._is_last_touch(owned):
-                self._counters.add("requeued_before_timeout")
-                del self._owned[delivery.hold_id]
-                _requeue(owned.message, 0.0)
-                gone.append(delivery)
-            else:
-                owned.message.touch()
-        return gone
-
-    def _is_last_touch(self, owned: _Owned) -> bool:
-        assert self._reader is not None, "held messages have a reader"
-        agreed = self._reader.timeouts.get(owned.connection.id)
-        if agreed is None:
-            return False
-        left_s = owned.delivered_at + agreed.max_msg_timeout_s - self._clock()
-        return left_s < 1.5 * self.extend_every_s
-
-    # -- the end ---------------------------------------------------------------------------
-
-    async def stop_intake(self) -> None:
-        """Ask for nothing more, and send back what was already under way."""
-        self._stopping = True
-        if self._reader is None:
-            return
-        self._reader.stop()
-        self._last_arrival = self._clock()
-        limit = self._clock() + DRAIN_LIMIT_S
-        while self._clock() < min(limit, self._last_arrival + QUIET_S):
-            await asyncio.sleep(QUIET_S / 4)
-
-    async def close(self) -> None:
-        """Close the connections when the last answers are on their way."""
-        if self._reader is None:
-            return
-        self._reader.stop()
-        limit = self._clock() + FLUSH_LIMIT_S
-        while self._reader.is_writing() and self._clock() < limit:
-            await asyncio.sleep(0.01)
-        self._reader.close()
-        # The connections end in callbacks of the loop.
-        await asyncio.sleep(0)
-
-
-def _requeue(message: Any, delay_s: float) -> None:
-    # Without backoff=False one requeue would stop the whole reader for a while; a delay that
-    # is not a whole number would close the connection or be ignored.
-    message.requeue(backoff=False, time_ms=max(0, int(delay_s * 1000)))
-
-
-def _quieten_libraries() -> None:
+def quieten_libraries() -> None:
     """What pynsq says beside errors is said by our own records, without its raw replies."""
     logging.getLogger("nsq").setLevel(logging.ERROR)
     # Each refused connection leaves an exception in a callback of its own.
@@ -227,21 +51,23 @@ def _not_a_refused_connection(record: logging.LogRecord) -> bool:
     return "_connect_callback" not in record.getMessage()
 
 
-class _Reader(nsq.Reader):
-    """pynsq's reader, made quick to reconnect, silent about bodies, and able to stop."""
+class Reader(nsq.Reader):
+    """Messages of one topic and channel, from every nsqd that was named or looked up."""
 
     def __init__(
         self, settings: Settings, arrived: Callable[[Any, Any], None], counters: Counters
     ) -> None:
         direct = addresses("NSQD_TCP_ADDRESS", settings.nsqd_tcp_address)
         lookup = addresses("NSQ_LOOKUPD_HTTP_ADDRESS", settings.nsq_lookupd_http_address)
-        self.timeouts: dict[str, _Timeouts] = {}
+        self.timeouts: dict[str, Timeouts] = {}
         self._arrived = arrived
         self._counters = counters
         self._wanted_ms = int(settings.limits.msg_timeout_s * 1000)
         self._refused_timeout: set[str] = set()
         self._connecting: dict[str, Any] = {}
         self._stopped = False
+        self._tls = bool(settings.nsq_tls_ca)
+        self._without_tls: set[Any] = set()
         super().__init__(
             message_handler=_never_called,
             topic=settings.nsq_topic,
@@ -255,6 +81,9 @@ class _Reader(nsq.Reader):
             output_buffer_timeout=OUTPUT_BUFFER_TIMEOUT_MS,
             msg_timeout=settings.limits.msg_timeout_s,
             user_agent="chargebridge",
+            tls_v1=self._tls,
+            tls_options=_tls_options(settings) if self._tls else None,
+            auth_secret=settings.nsq_auth_secret or None,
         )
 
     def stop(self) -> None:
@@ -295,6 +124,8 @@ class _Reader(nsq.Reader):
             conn.close()
 
     def _on_connection_ready(self, conn: Any, **kwargs: Any) -> None:
+        if conn in self._without_tls:
+            return
         super()._on_connection_ready(conn, **kwargs)
         self._counters.add("connected")
         logger.info("nsqd_connected", extra={"nsqd": conn.id})
@@ -303,6 +134,7 @@ class _Reader(nsq.Reader):
         was_ready = conn.id in self.conns
         # The one that is ready or on its way was closed: there is never a second one.
         self._connecting.pop(conn.id, None)
+        self._without_tls.discard(conn)
         super()._on_connection_close(conn, **kwargs)
         if self._stopped:
             return
@@ -324,7 +156,14 @@ class _Reader(nsq.Reader):
     def _on_connection_identify_response(
         self, conn: Any, data: dict[str, Any], **_kwargs: Any
     ) -> None:
-        agreed = _Timeouts(data["msg_timeout"] / 1000, data["max_msg_timeout"] / 1000)
+        if self._tls and not data.get("tls_v1"):
+            # pynsq would go on in the clear.
+            self._without_tls.add(conn)
+            self._counters.add("tls_refused")
+            logger.error("nsqd_without_tls", extra={"nsqd": conn.id})
+            conn.close()
+            return
+        agreed = Timeouts(data["msg_timeout"] / 1000, data["max_msg_timeout"] / 1000)
         self.timeouts[conn.id] = agreed
         if data["msg_timeout"] < self._wanted_ms:
             extra = {"nsqd": conn.id, "msg_timeout_s": agreed.msg_timeout_s}
@@ -346,6 +185,18 @@ class _Reader(nsq.Reader):
 
     def _on_heartbeat(self, conn: Any) -> None:
         self._counters.add("heartbeat")
+
+
+def _tls_options(settings: Settings) -> dict[str, Any]:
+    # The protocol constant is what makes Python check the host's name as well.
+    options: dict[str, Any] = {
+        "ssl_version": ssl.PROTOCOL_TLS_CLIENT,
+        "ca_certs": settings.nsq_tls_ca,
+    }
+    if settings.nsq_tls_cert:
+        options["certfile"] = settings.nsq_tls_cert
+        options["keyfile"] = settings.nsq_tls_key or None
+    return options
 
 
 def _never_called(_message: Any) -> None:

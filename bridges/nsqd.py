@@ -18,13 +18,15 @@ _FRAME_RESPONSE: Final = 0
 _MAX_ANSWER_BYTES: Final = 64 * 1024
 
 
-def identify(address: str) -> dict[str, Any]:
+def identify(address: str, *, tls: bool = False) -> dict[str, Any]:
     """Ask an nsqd at its TCP address who it is: timeouts in ms, limits, version.
 
-    Raises SourceUnavailable when nobody answers, or somebody who is not nsqd.
+    Raises SourceUnavailable when nobody answers, or somebody who is not nsqd, or one that
+    has no TLS where it is wanted.
     """
     host, port = host_and_port("NSQD_TCP_ADDRESS", address)
-    body = json.dumps({"client_id": "chargebridge", "feature_negotiation": True}).encode()
+    asked = {"client_id": "chargebridge", "feature_negotiation": True, "tls_v1": tls}
+    body = json.dumps(asked).encode()
     try:
         with socket.create_connection((host, port), timeout=TIMEOUT_S) as link:
             link.sendall(b"  V2IDENTIFY\n" + struct.pack(">l", len(body)) + body)
@@ -36,6 +38,8 @@ def identify(address: str) -> dict[str, Any]:
         raise SourceUnavailable(f"{address} does not answer ({type(error).__name__})") from None
     if not isinstance(answer, dict):
         raise SourceUnavailable(f"{address} does not speak NSQ")
+    if tls and not answer.get("tls_v1"):
+        raise SourceUnavailable(f"{address} offers no TLS, but NSQ_TLS_CA is set")
     return answer
 
 

@@ -44,8 +44,11 @@ BLOCK_MS: Final = 500
 """How long a read waits for new entries: what a stop or an abandoned entry waits for at most."""
 READ_TIMEOUT_S: Final = BLOCK_MS / 1000 + 5.0
 """Above the blocking time, or a quiet stream would look like a lost connection."""
+STOP_LIMIT_S: Final = 2.0
+"""A read that does not come back by then is given up; what it brings comes round by itself."""
 RECLAIM_EVERY_S: Final = 1.0
 """Between two complete searches for entries whose consumer has gone quiet."""
+RECLAIM_PAGE_PAUSE_S: Final = 0.05
 RECLAIM_PAGE: Final = 100
 IDS_PER_SCRIPT: Final = 500
 DEAD_CONSUMER_IDLE_S: Final = 3600.0
@@ -157,10 +160,9 @@ class RedisStreamSource:
         """Take over what others have left, then what is new, as much as there is room for."""
         assert self._intake is not None, "a source runs after its start"
         now = self._clock()
-        more_to_reclaim = self._cursor != CURSOR_END
-        if more_to_reclaim or now >= self._next_reclaim:
-            self._next_reclaim = now + RECLAIM_EVERY_S
-            await self._reclaim(max(1, self._intake.free_slots() // 2))
+        if now >= self._next_reclaim:
+            found = await self._reclaim(max(1, self._intake.free_slots() // 2))
+            self._next_reclaim = now + self._reclaim_pause_s(found)
         if now >= self._next_drop:
             self._next_drop = now + DROP_CONSUMERS_EVERY_S
             await self._drop_consumers()
@@ -169,8 +171,8 @@ class RedisStreamSource:
     async def _read_new(self, count: int) -> None:
         if count < 1:
             return
-        waiting_for_more = self._cursor == CURSOR_END
-        block: list[Any] = ["BLOCK", BLOCK_MS] if waiting_for_more else []
+        pause_ms = int((self._next_reclaim - self._clock()) * 1000)
+        block = ["BLOCK", min(BLOCK_MS, pause_ms)] if pause_ms > 0 else []
         reply = await self._reader.execute_command(
             "XREADGROUP", "GROUP", self._group, self.consumer, "COUNT", count, *block,
             "STREAMS", self._stream, ">",
@@ -178,7 +180,13 @@ class RedisStreamSource:
         for entry in read_group_reply(reply):
             self._take(entry, later_round=False)
 
-    async def _reclaim(self, count: int) -> None:
+    def _reclaim_pause_s(self, found: int) -> float:
+        """Go on at once where entries lie, slowly through pages without any, then rest."""
+        if self._cursor == CURSOR_END:
+            return RECLAIM_EVERY_S
+        return 0.0 if found else RECLAIM_PAGE_PAUSE_S
+
+    async def _reclaim(self, count: int) -> int:
         """One page of the pending list: entries that nobody has renewed for MIN_IDLE_S.
 
         Only ids are claimed and the entries read after it, because a claim with its entries
@@ -196,6 +204,7 @@ class RedisStreamSource:
         for entry in await self._entries(ids):
             self._take(entry, later_round=True)
         self._cursor = claimed.cursor
+        return len(ids) + len(claimed.dropped)
 
     async def _entries(self, ids: Sequence[bytes]) -> list[Entry]:
         if not ids:
@@ -301,7 +310,10 @@ class RedisStreamSource:
     async def stop_intake(self) -> None:
         """Let the read that is under way come back: what it brings is ours to hand back."""
         self._stop.set()
-        await self._ended.wait()
+        try:
+            await asyncio.wait_for(self._ended.wait(), STOP_LIMIT_S)
+        except TimeoutError:
+            logger.warning("stream_read_not_ended")
 
     async def close(self) -> None:
         """Take the own consumer away, if nothing is pending with it, and disconnect."""

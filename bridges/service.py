@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from collections.abc import Coroutine, Iterator
+from typing import TYPE_CHECKING, Any
 
 from bridges.dispatcher import Publisher, make_publisher
 from bridges.start import (
@@ -20,6 +20,7 @@ from bridges.start import (
     check_task_queue,
     source_maker,
 )
+from bridges.threads import DaemonThreads
 from models import faults
 from models.database import make_engine
 from models.logs import configure_logging
@@ -54,9 +55,27 @@ def serve(kind: str) -> None:
             check_nsq(settings)
         else:
             check_redis(settings)
-        asyncio.run(_serve(settings, kind, ledger, publisher))
+        _run_logged(_serve(settings, kind, ledger, publisher))
     finally:
         engine.dispose()
+
+
+def _run_logged(work: Coroutine[Any, Any, None]) -> None:
+    """A bug ends the process with a log line; what was held comes round to another bridge."""
+    try:
+        asyncio.run(work)
+    except BaseExceptionGroup as group:
+        for error in _leaves(group):
+            logger.critical("bridge_failed", exc_info=error)
+        raise SystemExit(1) from None
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error
 
 
 async def _serve(settings: Settings, kind: str, ledger: Ledger, publisher: Publisher) -> None:
@@ -65,8 +84,8 @@ async def _serve(settings: Settings, kind: str, ledger: Ledger, publisher: Publi
     for number in STOP_SIGNALS:
         loop.add_signal_handler(number, stop.set)
     with (
-        ThreadPoolExecutor(LEDGER_THREADS, "ledger") as for_ledger,
-        ThreadPoolExecutor(PUBLISH_THREADS, "publish") as for_publishing,
+        DaemonThreads(LEDGER_THREADS, "ledger") as for_ledger,
+        DaemonThreads(PUBLISH_THREADS, "publish") as for_publishing,
     ):
         executors = (for_ledger, for_publishing)
         bridge = assemble(settings, source_maker(kind), ledger, publisher, executors)

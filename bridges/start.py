@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable
 from concurrent.futures import Executor
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from bridges.addresses import addresses, check_nsq_names, check_redis_names
@@ -15,6 +17,7 @@ from bridges.counters import Counters
 from bridges.dead_letter_writer import DeadLetterWriter
 from bridges.delivery import Source, SourceUnavailable
 from bridges.dispatcher import Dispatcher, Publisher
+from bridges.threads import LedgerCalls
 from models.database import check_database
 from models.dead_letters import DeadLetters
 from models.errors import ConfigurationError
@@ -44,11 +47,22 @@ def check_settings(settings: Settings, kind: str) -> None:
         if not settings.nsq_lookupd_http_address:
             settings.require("nsqd_tcp_address")
         addresses("NSQD_TCP_ADDRESS", settings.nsqd_tcp_address)
+        check_files(settings)
     else:
         settings.require("redis_url")
         check_redis_names(settings.redis_stream, settings.redis_group, settings.redis_payload_field)
     for warning in settings.warnings:
         logger.warning("limits", extra={"warning": warning})
+
+
+def check_files(settings: Settings) -> None:
+    """Refuse certificate files that cannot be read: the library would only fail to connect."""
+    for setting in ("nsq_tls_ca", "nsq_tls_cert", "nsq_tls_key"):
+        path = getattr(settings, setting)
+        if path and not os.access(path, os.R_OK):
+            raise ConfigurationError(f"{setting.upper()}: the file cannot be read")
+    if settings.nsq_tls_cert and not settings.nsq_tls_ca:
+        raise ConfigurationError("NSQ_TLS_CA is not set, but NSQ_TLS_CERT is")
 
 
 def check_ledger(engine: Engine, settings: Settings, actor: str) -> Ledger:
@@ -76,7 +90,8 @@ def check_nsq(settings: Settings) -> None:
     """
     from bridges.nsqd import create_channel, identify, ping  # noqa: PLC0415 - only this bridge's
 
-    _check_one_answers("NSQD_TCP_ADDRESS", settings.nsqd_tcp_address, identify)
+    ask = partial(identify, tls=bool(settings.nsq_tls_ca))
+    _check_one_answers("NSQD_TCP_ADDRESS", settings.nsqd_tcp_address, ask)
     try:
         lookupd = settings.nsq_lookupd_http_address
         _check_one_answers("NSQ_LOOKUPD_HTTP_ADDRESS", lookupd, ping)
@@ -84,11 +99,8 @@ def check_nsq(settings: Settings) -> None:
         if not settings.nsqd_tcp_address:
             raise
         logger.warning("nsqlookupd_away", extra={"problem": str(error)})
-    for address in addresses("NSQD_HTTP_ADDRESS", settings.nsqd_http_address):
-        try:
-            create_channel(address, settings.nsq_topic, settings.nsq_channel)
-        except SourceUnavailable as error:
-            raise ConfigurationError(f"NSQD_HTTP_ADDRESS: {error}") from None
+    make = partial(create_channel, topic=settings.nsq_topic, channel=settings.nsq_channel)
+    _check_one_answers("NSQD_HTTP_ADDRESS", settings.nsqd_http_address, make)
 
 
 def _check_one_answers(setting: str, text: str, ask: Callable[[str], object]) -> None:
@@ -118,7 +130,7 @@ def check_redis(settings: Settings) -> None:
 def source_maker(kind: str) -> Callable[[Settings, Counters], Source]:
     """The adapter of a broker; the other one's libraries are not loaded."""
     if kind == "nsq":
-        from bridges.nsq import NsqSource  # noqa: PLC0415
+        from bridges.nsq_source import NsqSource  # noqa: PLC0415
 
         return NsqSource
     from bridges.redis_streams import RedisStreamSource  # noqa: PLC0415
@@ -137,9 +149,11 @@ def assemble(
     counters = Counters()
     for_ledger, for_publishing = executors
     parts = Parts(
-        watcher=CommitWatcher(ledger, for_ledger, settings.limits),
+        watcher=CommitWatcher(ledger, LedgerCalls(for_ledger), settings.limits),
         dispatcher=Dispatcher(publisher, for_publishing, settings.limits, counters),
-        dead_letters=DeadLetterWriter(DeadLetters(ledger.engine), for_ledger, settings.limits),
+        dead_letters=DeadLetterWriter(
+            DeadLetters(ledger.engine), LedgerCalls(for_ledger), settings.limits
+        ),
         executor=for_ledger,
         counters=counters,
     )

