@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from models.decisions import backoff_s
 
 if TYPE_CHECKING:
-    from models.settings import Limits
+    from models.limits import Limits
 
 
 LONGEST_S: Final = 5.0

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from bridges.delivery import Delivery
     from bridges.threads import LedgerCalls
     from models.ledger import Ledger
-    from models.settings import Limits
+    from models.limits import Limits
 
 logger = logging.getLogger(__name__)
 

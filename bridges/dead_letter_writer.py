@@ -13,7 +13,7 @@ from models.faults import fault_point
 if TYPE_CHECKING:
     from bridges.threads import LedgerCalls
     from models.dead_letters import DeadLetters, NewDeadLetter
-    from models.settings import Limits
+    from models.limits import Limits
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from celery import Celery
 
     from bridges.counters import Counters
-    from models.settings import Limits
+    from models.limits import Limits
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from bridges.counters import Counters
     from bridges.delivery import Source
     from bridges.held import HeldDeliveries
-    from models.settings import Limits
+    from models.limits import Limits
 
 logger = logging.getLogger(__name__)
 

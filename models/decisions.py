@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from models.states import State, is_settled
 
 if TYPE_CHECKING:
-    from models.settings import Limits
+    from models.limits import Limits
 
 
 @dataclass(frozen=True, slots=True)

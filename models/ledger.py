@@ -35,7 +35,7 @@ from models.states import MONEY_STATES, Move, State, check_move, is_settled
 if TYPE_CHECKING:
     from sqlalchemy import Engine, RowMapping
 
-    from models.settings import Limits
+    from models.limits import Limits
 
 CONFIRM_TRIES: Final = 3
 """Reads of a record after a commit whose answer was lost."""

@@ -25,7 +25,7 @@ from models.states import Move, State, check_move
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine, RowMapping
 
-    from models.settings import Limits
+    from models.limits import Limits
 
 BATCH: Final = 500
 """Rows of an import or a recovery that one statement carries."""

@@ -24,7 +24,7 @@ from tasks.requests import ENDPOINTS
 from tasks.send_guard import call_deadline_s
 
 if TYPE_CHECKING:
-    from models.settings import Limits
+    from models.limits import Limits
     from tasks.stripe_gateway import StripeGateway
 
 CLOCK_MARGIN_S: Final = 24 * 3600

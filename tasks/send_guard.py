@@ -10,8 +10,8 @@ from models.ledger import boot_clock_s
 from tasks.errors import NotSent
 
 if TYPE_CHECKING:
+    from models.limits import Limits
     from models.records import Claim
-    from models.settings import Limits
 
 
 def send_until_s(claim: Claim, limits: Limits) -> float:

@@ -116,7 +116,7 @@ def list_holds(
     billing_run: str | None, state: str | None, after_id: int, limit: int, as_json: bool
 ) -> None:
     """Holds by id."""
-    from models.settings import Limits  # noqa: PLC0415 - heavy
+    from models.limits import Limits  # noqa: PLC0415 - heavy
     from vault.holds import Holds  # noqa: PLC0415 - heavy
     from vault.verdicts import HoldState  # noqa: PLC0415 - heavy
 
@@ -139,7 +139,7 @@ def resolve_hold(idempotency_key: str, outcome: str) -> None:
     settled: the money was taken. failed: it was not, and cannot be any more. absent: Stripe has
     never executed this key. The last two are refused while a forward is open.
     """
-    from models.settings import Limits  # noqa: PLC0415 - heavy
+    from models.limits import Limits  # noqa: PLC0415 - heavy
     from vault.holds import Holds  # noqa: PLC0415 - heavy
     from vault.verdicts import Verdict  # noqa: PLC0415 - heavy
 

@@ -22,7 +22,7 @@ from vault.verdicts import HoldState, Verdict, judge, verdict_of
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
-    from models.settings import Limits
+    from models.limits import Limits
 
 TRIES: Final = 4
 """Of a hold whose rows another request changed in between."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from models.settings import FAST_LIMITS
+from models.limits import FAST_LIMITS
 from tests.support.pipelines import SLACK_S, Pipeline
 from tests.support.producers import billing_event
 from tests.support.waiting import wait_until

@@ -26,7 +26,7 @@ from bridges.redis_replies import (
     whole_entry,
 )
 from models.errors import ConfigurationError, EventRefused
-from models.settings import Limits
+from models.limits import Limits
 
 
 class Clock:

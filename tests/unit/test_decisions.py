@@ -18,7 +18,7 @@ from models.decisions import (
     decide,
     dispose,
 )
-from models.settings import FAST_LIMITS, Limits
+from models.limits import FAST_LIMITS, Limits
 from models.states import SETTLED, UNSETTLED, State
 
 LIMITS = Limits()

@@ -11,9 +11,9 @@ import pytest
 
 from models.errors import LedgerUnavailable
 from models.ledger import Applied, Recorded, boot_clock_s
+from models.limits import Limits
 from models.outcomes import Outcome, OutcomeKind
 from models.records import RECORD_COLUMNS, Claim, Record
-from models.settings import Limits
 from models.states import State
 from tasks.errors import NotSent, OutcomeNotRecorded
 from tasks.recording import report, write_until

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from models.errors import ConfigurationError
-from models.settings import FAST_LIMITS, Limits, Settings, check_limits, load_settings
+from models.limits import FAST_LIMITS, Limits, check_limits
+from models.settings import Settings, load_settings
 
 
 def test_without_anything_set_the_defaults_stand() -> None:
