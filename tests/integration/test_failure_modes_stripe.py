@@ -67,6 +67,7 @@ def test_s3_an_edited_event_is_caught_by_its_fingerprint(pipeline: Pipeline) -> 
 
 
 def test_s3_an_idempotency_error_concludes_nothing(pipeline: Pipeline) -> None:
+    """lago-api PR#3063: what we send is not what Stripe holds under the key."""
     event = billing_event("s3_clash")
     # Somebody else has used the key, with other parameters.
     foreign = http.request(
@@ -91,6 +92,7 @@ def test_s3_an_idempotency_error_concludes_nothing(pipeline: Pipeline) -> None:
 
 
 def test_s4_past_the_window_an_unknown_is_looked_up(pipeline: Pipeline) -> None:
+    """omnipay-stripe#33: two days old, one that was charged and one that was not."""
     taken, lost = billing_event("s4_taken"), billing_event("s4_lost")
     for event, stage in ((taken, "after_commit"), (lost, "after_claim")):
         customer = event["stripe_customer_id"]

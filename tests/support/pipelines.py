@@ -161,21 +161,26 @@ class Pipeline:
         except LedgerUnavailable:
             return None
 
-    def is_settled(self, event: Event) -> bool:
-        record = self.record(event)
-        return record is not None and is_settled(record.state)
+    def is_settled(self, *events: Event) -> bool:
+        """Whether all of them are; False as well while the ledger is away."""
+        keys = [key_of(event) for event in events]
+        try:
+            statuses = self.ledger.read_statuses(keys)
+        except LedgerUnavailable:
+            return False
+        return all(key in statuses and is_settled(statuses[key].state) for key in keys)
 
     def dead_letters(self) -> list[DeadLetter]:
         return list(DeadLetters(self.engine).list(limit=1000))
 
-    def charges(self, event: Event) -> list[dict[str, Any]]:
-        """What Stripe took for this event, found by the business identity it was told."""
-        identity = (event["customer_id"], event["billing_period"])
+    def charges(self, *events: Event) -> list[dict[str, Any]]:
+        """What Stripe took for these events, found by the business identity it was told."""
+        wanted = {(event["customer_id"], event["billing_period"]) for event in events}
         return [
             charge
             for charge in self.stripe.charges()
             if (charge["metadata"].get("customer_id"), charge["metadata"].get("billing_period"))
-            == identity
+            in wanted
         ]
 
     def creates(self, event: Event) -> list[dict[str, Any]]:
@@ -197,7 +202,7 @@ class Pipeline:
     def wait_all_settled(self, events: Sequence[Event], within_s: float) -> None:
         """Settled, and nothing left at the brokers."""
         bound_s = within_s + SLACK_S
-        wait_until(lambda: all(map(self.is_settled, events)), bound_s, "all are settled")
+        wait_until(lambda: self.is_settled(*events), bound_s, "all are settled")
         wait_until(self._nothing_left, bound_s, "all deliveries are acked")
 
     def _nothing_left(self) -> bool:
@@ -207,11 +212,14 @@ class Pipeline:
     def charged_once(self, *events: Event, within_s: float = 0.0) -> None:
         """Within the bound: one charge each, of the right money, and nothing left to do."""
         self.wait_all_settled(events, within_s)
+        charges = defaultdict(list)
+        for charge in self.charges(*events):
+            charges[charge["metadata"]["charge_key"]].append(charge)
         for event in events:
-            record, charges = self.record(event), self.charges(event)
+            record = self.record(event)
             assert record is not None
-            assert (record.state, len(charges)) == (State.CHARGED, 1), event
-            charge = charges[0]
+            assert (record.state, len(charges[key_of(event)])) == (State.CHARGED, 1), event
+            (charge,) = charges[key_of(event)]
             assert charge["amount"] == event["amount_cents"] == record.amount_cents
             assert charge["currency"] == event.get("currency", "usd").lower() == record.currency
             assert charge["idempotency_key"] == key_of(event)

@@ -1,0 +1,131 @@
+"""What has gone wrong for others with Celery and with Stripe, tried on the whole product."""
+
+from __future__ import annotations
+
+import pytest
+from celery import Celery
+
+from models.events import event_from_json
+from tests.support.pipelines import SHORT_DELIVERIES, SLACK_S, Event, Pipeline, key_of
+from tests.support.producers import billing_event
+from tests.support.waiting import wait_until
+
+PIPELINE_ENV = SHORT_DELIVERIES
+FLOW = 150
+STOPS_AT = (10, 50, 90)
+"""Charges made when the workers are told to stop."""
+
+
+def test_kombu_337_and_celery_2599_a_task_that_waits_longer_than_its_visibility(
+    pipeline: Pipeline,
+) -> None:
+    event = billing_event("kombu_337")
+    other = pipeline.extra("worker", VISIBILITY_TIMEOUT_S="1")
+    with Celery("producer", broker=pipeline.settings["CELERY_BROKER_URL"]) as app:
+        app.send_task(
+            "tasks.charge",
+            args=[key_of(event)],
+            kwargs={"event": event_from_json(event).to_json(), "source": "nsq"},
+            queue="charges",
+            countdown=4,
+        )
+    workers = (pipeline.roles["worker"], other)
+    started = f"charge_started charge_key={key_of(event)}"
+    wait_until(
+        lambda: sum(worker.log().count(started) for worker in workers) >= 2,
+        SLACK_S,
+        "the task was delivered more than once",
+    )
+    pipeline.charged_once(event)
+    assert len(pipeline.creates(event)) == 1
+
+
+@pytest.mark.timeout(240)
+def test_celery_7950_workers_are_told_to_stop_again_and_again_while_events_flow(
+    pipeline: Pipeline,
+) -> None:
+    events = [billing_event(f"celery_7950_{n}", amount_cents=100 + n) for n in range(FLOW)]
+    pipeline.stripe.fault("latency", seconds=0.1, times=FLOW)
+    for number, event in enumerate(events):
+        pipeline.publish("nsq" if number % 2 else "redis", event)
+    for charges in STOPS_AT:
+        wait_until(
+            lambda wanted=charges: len(pipeline.charges(*events)) >= wanted,  # type: ignore[misc]
+            2 * SLACK_S,
+            f"{charges} charges",
+        )
+        pipeline.roles["worker"].terminate()
+        assert pipeline.roles["worker"].wait_exit() == 0
+        pipeline.start("worker")
+    pipeline.charged_once(*events, within_s=2 * SLACK_S)
+    # An orderly stop leaves no outcome unknown.
+    assert len(pipeline.stripe.creates()) == len(pipeline.stripe.charges())
+
+
+def test_celery_1564_stripe_python_726_each_child_has_connections_of_its_own(
+    pipeline: Pipeline,
+) -> None:
+    events = [billing_event(f"celery_1564_{n}", amount_cents=100 + n) for n in range(FLOW)]
+    pipeline.publish("nsq", *events[::2])
+    pipeline.publish("redis", *events[1::2])
+    pipeline.charged_once(*events, within_s=SLACK_S)
+    assert [len(pipeline.creates(event)) for event in events[:10]] == [1] * 10
+    log = pipeline.roles["worker"].log()
+    for sign in ("Traceback", "charge_failed", "alarm_", "Error"):
+        assert sign not in log
+    connections = pipeline.query(
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+        "AND application_name = 'chargebridge-worker'"
+    )
+    assert connections[0][0] >= 4
+
+
+@pytest.mark.parametrize(
+    ("action", "sign"), [("hold", "why=time_limit"), ("freeze", "Hard time limit")]
+)
+def test_celery_9596_a_time_limit_strikes_when_stripe_has_charged_already(
+    pipeline: Pipeline, action: str, sign: str
+) -> None:
+    """The soft limit for a task that still hears it, the hard limit for one that does not."""
+    event = billing_event(f"celery_9596_{action}")
+    pipeline.fault_point("worker.after_call", action)
+    pipeline.publish("nsq", event)
+    worker = pipeline.roles["worker"]
+    signs = worker.log().count(sign)
+    wait_until(lambda: worker.log().count(sign) > signs, SLACK_S, "the task was ended")
+    assert not pipeline.is_settled(event)
+    pipeline.charged_once(event, within_s=pipeline.limits.lease_s)
+    assert [request["replayed"] for request in pipeline.creates(event)] == [False, True]
+
+
+def test_stripity_stripe_564_the_first_call_hangs_and_the_next_finds_its_key_in_use(
+    pipeline: Pipeline,
+) -> None:
+    event = billing_event("stripity_564")
+    pipeline.stripe.fault("latency", stage="after_claim", seconds=pipeline.limits.call_s + 3)
+    pipeline.publish("redis", event)
+    pipeline.charged_once(event, within_s=2 * pipeline.limits.call_s)
+    answers = [(one["status"], one["replayed"]) for one in pipeline.creates(event)]
+    assert (409, False) in answers
+    assert answers[-1] == (200, True)
+
+
+@pytest.mark.parametrize(
+    ("source", "kind", "stage"),
+    [
+        ("stripe_java_389", "reset", "after_commit"),
+        ("chargebee_python_48_html", "html_502", "after_commit"),
+        ("chargebee_python_48_truncated", "truncate", "after_commit"),
+        ("chargebee_python_48_before", "html_502", "before"),
+    ],
+)
+def test_an_answer_that_says_nothing_is_not_a_failure(
+    pipeline: Pipeline, source: str, kind: str, stage: str
+) -> None:
+    event: Event = billing_event(source)
+    pipeline.stripe.fault(kind, stage=stage, customer=event["stripe_customer_id"])
+    pipeline.publish("nsq", event)
+    pipeline.charged_once(event, within_s=pipeline.limits.backoff_cap_s)
+    first, second = pipeline.creates(event)
+    assert second["replayed"] is (stage == "after_commit")
+    assert first["body_sha256"] == second["body_sha256"]

@@ -1,0 +1,62 @@
+"""What has gone wrong for others with Redis Streams, tried on the whole product."""
+
+from __future__ import annotations
+
+import time
+
+import redis
+
+from tests.support.pipelines import SHORT_DELIVERIES, SLACK_S, Pipeline, stream_unfinished
+from tests.support.producers import billing_event
+from tests.support.waiting import stays, wait_until
+
+PIPELINE_ENV = SHORT_DELIVERIES
+LINES_PER_S = 5
+
+
+def test_faststream_2611_the_stream_is_emptied_under_a_running_bridge(pipeline: Pipeline) -> None:
+    paid, fresh = billing_event("faststream_paid"), billing_event("faststream_fresh")
+    pipeline.publish("redis", paid)
+    pipeline.charged_once(paid)
+    bridge = pipeline.roles["bridge-redis"]
+    begun, lines = time.monotonic(), bridge.log().count("\n")
+    with redis.Redis.from_url(pipeline.settings["REDIS_URL"]) as client:
+        client.flushdb()
+        wait_until(lambda: "stream_group_lost" in bridge.log(), SLACK_S, "the loss is seen")
+        pipeline.publish("redis", paid, fresh)
+    wait_until(lambda: pipeline.is_settled(fresh), SLACK_S, "charged through the new group")
+    pipeline.charged_once(paid, fresh)
+    stays(lambda: bridge.alive, 1.0, "the bridge runs on")
+    assert bridge.log().count("\n") - lines < LINES_PER_S * (time.monotonic() - begun)
+    assert len(pipeline.creates(paid)) == 1
+
+
+def test_flightctl_2227_and_jac_7489_the_group_is_deleted(pipeline: Pipeline) -> None:
+    paid = [billing_event(f"group_paid_{n}") for n in range(5)]
+    fresh = [billing_event(f"group_fresh_{n}") for n in range(5)]
+    pipeline.publish("redis", *paid)
+    pipeline.charged_once(*paid)
+    stream, group = pipeline.settings["REDIS_STREAM"], pipeline.settings["REDIS_GROUP"]
+    with redis.Redis.from_url(pipeline.settings["REDIS_URL"]) as client:
+        length = client.xlen(stream)
+        assert client.xgroup_destroy(stream, group) == 1
+        pipeline.publish("redis", *fresh)
+        assert client.xlen(stream) == length + 5
+        wait_until(lambda: client.xinfo_groups(stream), SLACK_S, "the group is there again")
+    pipeline.charged_once(*paid, *fresh)
+    assert [len(pipeline.creates(event)) for event in paid + fresh] == [1] * 10
+    assert pipeline.stream_acked() == length + 5
+
+
+def test_openlinker_2223_a_second_bridge_takes_over_what_the_first_had_only_read(
+    pipeline: Pipeline,
+) -> None:
+    event = billing_event("openlinker")
+    bridges = [pipeline.roles["bridge-redis"], pipeline.extra("bridge-redis")]
+    pipeline.fault_point("bridge.before_publish", "kill")
+    pipeline.publish("redis", event)
+    wait_until(lambda: sum(b.alive for b in bridges) == 1, SLACK_S, "one of the two is dead")
+    assert stream_unfinished(pipeline.settings) == 1
+    pipeline.charged_once(event, within_s=pipeline.limits.min_idle_s)
+    assert sum(bridge.alive for bridge in bridges) == 1
+    assert len(pipeline.creates(event)) == 1
