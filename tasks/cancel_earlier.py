@@ -7,13 +7,14 @@ taken over, what is open is canceled, and only a list without anything open lets
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from models.lookups import Evidence, Finding, SeenObject, judge
 from models.outcomes import OutcomeKind
-from tasks.errors import StripeUnavailable
+from tasks.errors import CustomerUnknown, StripeUnavailable
 from tasks.look_up import list_charge, wanted_of
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class EarlierObjects:
         """
         attempts = self.reads.attempts(record.charge_key)
         for _ in range(ROUNDS):
-            listed = list_charge(self.gateway, record, attempts, deadline_s)
+            listed = self._list(record, attempts, deadline_s)
             finding = judge(wanted_of(record), listed, _MONEY_ONLY)
             if finding.outcome.kind is not OutcomeKind.UNKNOWN:
                 return Cleared(Clear.MONEY, finding)
@@ -73,6 +74,17 @@ class EarlierObjects:
             for item in left:
                 self._cancel(item, deadline_s)
         raise StripeUnavailable("not_canceled")
+
+    def _list(
+        self, record: Record, attempts: Sequence[Mapping[str, Any]], deadline_s: float
+    ) -> list[SeenObject]:
+        try:
+            return list_charge(self.gateway, record, attempts, deadline_s)
+        except CustomerUnknown:
+            if any(row["payment_intent_id"] or row["charge_id"] for row in attempts):
+                raise
+            # The account never had this customer, so it has nothing of theirs either.
+            return []
 
     def _moved(self, record: Record) -> bool:
         now = self.ledger.read(record.charge_key).record

@@ -72,6 +72,11 @@ def calling(call: Call) -> Iterator[Call]:
         _call.reset(token)
 
 
+def current_call() -> Call:
+    """The call that this context's requests belong to."""
+    return _call.get()
+
+
 class _DeadlineReader(io.RawIOBase):
     """Reads from a socket; each read waits no longer than the call has left."""
 

@@ -44,12 +44,19 @@ class StripeCustomer:
 class StripeGateway:
     """Calls under one Stripe key. Build it after a fork; threads may share it."""
 
-    def __init__(self, api_key: str, api_base: str, limiter: RateLimiter | None = None) -> None:
+    def __init__(
+        self,
+        api_key: str,
+        api_base: str,
+        limiter: RateLimiter | None = None,
+        http: stripe.HTTPClient | None = None,
+    ) -> None:
+        """`http` obeys the `Call` of its context, as DeadlineClient does (which is the default)."""
         # The library would otherwise report each call's duration with the next one.
         stripe.enable_telemetry = False
         self.key_id = upstream_key_id(api_key)
         self.limiter = limiter
-        self._http = DeadlineClient()
+        self._http: Any = http or DeadlineClient()
         self._client = stripe.StripeClient(
             api_key,
             stripe_version=API_VERSION,

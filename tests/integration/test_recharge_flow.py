@@ -118,6 +118,15 @@ def test_a_list_that_cannot_be_read_defers_the_recharge(worker: Worker, stripe: 
     assert worker.charges(customer) == []
 
 
+def test_a_customer_whom_stripe_never_had_can_be_recharged_and_voided(worker: Worker) -> None:
+    customer = "cus_missing_1"
+    worker.charge(customer)
+    assert worker.record(customer).state is State.REJECTED
+    worker.recharge(customer, payment_method="pm_card_visa")
+    assert worker.drive(customer) == "rejected"
+    assert worker.record(customer).attempt_epoch == 1
+
+
 def test_a_resend_of_a_recharge_lists_again_before_it_is_sent(
     worker: Worker, stripe: Stripe
 ) -> None:
