@@ -66,13 +66,16 @@ def test_celery_1564_stripe_python_726_each_child_has_connections_of_its_own(
     pipeline: Pipeline,
 ) -> None:
     events = [billing_event(f"celery_1564_{n}", amount_cents=100 + n) for n in range(FLOW)]
+    earlier = len(pipeline.roles["worker"].log())
     pipeline.publish("nsq", *events[::2])
     pipeline.publish("redis", *events[1::2])
     pipeline.charged_once(*events, within_s=SLACK_S)
     assert [len(pipeline.creates(event)) for event in events[:10]] == [1] * 10
-    log = pipeline.roles["worker"].log()
+    log = pipeline.roles["worker"].log()[earlier:]
     for sign in ("Traceback", "charge_failed", "alarm_", "Error"):
         assert sign not in log
+    # dj-stripe#2241: a task gives back a word, nothing of what Stripe returned.
+    assert all(f": '{key_of(event)} charged'" in log for event in events)
     connections = pipeline.query(
         "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
         "AND application_name = 'chargebridge-worker'"
@@ -129,3 +132,17 @@ def test_an_answer_that_says_nothing_is_not_a_failure(
     first, second = pipeline.creates(event)
     assert second["replayed"] is (stage == "after_commit")
     assert first["body_sha256"] == second["body_sha256"]
+
+
+def test_stripe_php_355_the_key_goes_out_as_a_header_of_the_create_alone(
+    pipeline: Pipeline,
+) -> None:
+    event = billing_event("stripe_php_355")
+    seen = len(pipeline.stripe.requests())
+    pipeline.publish("nsq", event)
+    pipeline.charged_once(event)
+    requests = pipeline.stripe.requests()[seen:]
+    keys = {(one["method"], one["path"]): one["idempotency_key"] for one in requests}
+    assert keys.pop(("POST", "/v1/payment_intents")) == key_of(event)
+    assert set(keys.values()) <= {None}
+    assert not any(key_of(event) in one["query"] for one in requests)

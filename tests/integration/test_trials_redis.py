@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from urllib.parse import urlsplit
 
 import redis
 
 from tests.support.pipelines import SHORT_DELIVERIES, SLACK_S, Pipeline, stream_unfinished
 from tests.support.producers import billing_event
+from tests.support.proxy import Proxy
 from tests.support.waiting import stays, wait_until
 
 PIPELINE_ENV = SHORT_DELIVERIES
@@ -60,3 +62,41 @@ def test_openlinker_2223_a_second_bridge_takes_over_what_the_first_had_only_read
     pipeline.charged_once(event, within_s=pipeline.limits.min_idle_s)
     assert sum(bridge.alive for bridge in bridges) == 1
     assert len(pipeline.creates(event)) == 1
+
+
+def test_redis_py_3554_one_reply_to_each_kind_of_write_is_lost(pipeline: Pipeline) -> None:
+    event, body = billing_event("redis_py_3554"), b"no event, and its reply is lost"
+    pipeline.kill("bridge-redis")
+    names = ("DATABASE_URL", "REDIS_URL", "CELERY_BROKER_URL")
+    with (
+        proxy_of(pipeline, "DATABASE_URL") as ledger,
+        proxy_of(pipeline, "REDIS_URL") as stream,
+        proxy_of(pipeline, "CELERY_BROKER_URL") as queue,
+    ):
+        ledger.lose_reply_to = b"INSERT INTO dead_letters"
+        stream.lose_reply_to = b"XACK"
+        queue.lose_reply_to = b"LPUSH"
+        ways = zip(names, (ledger, stream, queue), strict=True)
+        env = {name: through(pipeline.settings[name], proxy) for name, proxy in ways}
+        bridge = pipeline.extra("bridge-redis", **env)
+        pipeline.publish("redis", event, body)
+        pipeline.charged_once(event, within_s=pipeline.limits.redispatch_after_s)
+        assert [ledger.lost, stream.lost, queue.lost] == [1, 1, 1]
+        assert bridge.alive
+    letters = [letter for letter in pipeline.dead_letters() if letter.body_size == len(body)]
+    assert [letter.reason for letter in letters] == ["invalid_json"]
+    assert len(pipeline.creates(event)) == 1
+
+
+def proxy_of(pipeline: Pipeline, name: str) -> Proxy:
+    """A proxy in front of the service of this setting."""
+    parts = urlsplit(pipeline.settings[name])
+    assert parts.hostname is not None
+    assert parts.port is not None
+    return Proxy(parts.hostname, parts.port)
+
+
+def through(url: str, proxy: Proxy) -> str:
+    """The same URL by way of the proxy."""
+    parts = urlsplit(url)
+    return url.replace(f"{parts.hostname}:{parts.port}", f"127.0.0.1:{proxy.port}")
