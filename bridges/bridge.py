@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, assert_never
 
-from bridges.backoff import Backoff
+from bridges.answers import Answers
 from bridges.commit_watcher import TICK_S, CommitWatcher, ParkedDeliveries, ParkedDelivery
-from bridges.delivery import Delivery, Source, SourceUnavailable
+from bridges.delivery import Delivery, Source
 from bridges.dispatcher import Dispatcher, Publication
 from bridges.held import Held, HeldDeliveries
 from bridges.lease_keeper import LeaseKeeper
@@ -25,7 +24,6 @@ from models.dead_letters import NewDeadLetter
 from models.decisions import DeliveryView, Disposition, RecordStatus, dispose
 from models.errors import DeadLetterReason, EventRefused
 from models.events import decode_event
-from models.faults import fault_point
 from models.keys import charge_key
 from models.states import is_settled
 
@@ -39,8 +37,6 @@ logger = logging.getLogger(__name__)
 SHUTDOWN_GRACE_S: Final = 1.0
 """After intake has stopped, commits that come this late are still acked; the rest is handed
 back, so that another bridge need not wait for its lease to run out."""
-PARK_JITTER: Final = 0.2
-"""Parked deliveries come round again up to this share sooner or later, not all at once."""
 GATHER_S: Final = 0.005
 """Deliveries that come this close together share one question to the ledger."""
 DECODED_PER_TURN: Final = 20
@@ -77,10 +73,16 @@ class Bridge:
         self.dispatcher = parts.dispatcher
         self._watcher = parts.watcher
         self._dead_letters = parts.dead_letters
-        self._executor = parts.executor
         self._settings = settings
         self._clock = clock
-        self._answers = Backoff(settings.limits, clock)
+        self._answers = Answers(
+            source,
+            self.held,
+            self.parked,
+            executor=parts.executor,
+            limits=settings.limits,
+            counters=parts.counters,
+        )
         self._fresh: list[Held] = []
         self._wake = asyncio.Event()
         self._stopping = False
@@ -170,11 +172,11 @@ class Bridge:
         if statuses is None:
             # Unknown is not "no record": nothing is concluded, and these are asked for again.
             self._fresh = [h for h in fresh if self.held.still(h)] + self._fresh
-            await self._answer([], [])
+            await self._answers.give([], [])
         else:
             parking = self._dispose(checked, statuses)
             await self._bury()
-            await self._answer(parking, _settled(parked, statuses))
+            await self._answers.give(parking, _settled(parked, statuses))
         self._prune()
 
     async def _decode(self, fresh: Sequence[Held]) -> None:
@@ -254,48 +256,6 @@ class Bridge:
             held.committed = True
         self.counters.add("dead_letters", written)
 
-    async def _answer(self, parking: Sequence[Held], settled: Sequence[ParkedDelivery]) -> None:
-        """Ack what is committed and let go of what is parked."""
-        committed = [h for h in self.held if h.committed]
-        parking = [h for h in parking if self.held.still(h)]
-        if not (committed or settled or parking) or not self._answers.ready:
-            return
-        try:
-            if committed or settled:
-                await self._ack(committed, settled)
-            if parking:
-                await self._park(parking)
-        except SourceUnavailable as error:
-            # Still held and still committed: the ack can be sent again.
-            self.counters.add("answer_failed")
-            extra = {"error": str(error), "retry_s": round(self._answers.failed(), 1)}
-            logger.warning("answer_failed", extra=extra)
-        else:
-            self._answers.worked()
-
-    async def _ack(self, committed: Sequence[Held], settled: Sequence[ParkedDelivery]) -> None:
-        await self._at("bridge.before_ack")
-        deliveries = [h.delivery for h in committed] + [p.delivery for p in settled]
-        await self.source.ack(deliveries)
-        for held in committed:
-            self.held.remove(held)
-        self.parked.remove(settled)
-        self.counters.add("acked", len(deliveries))
-        await self._at("bridge.after_ack")
-
-    async def _park(self, parking: Sequence[Held]) -> None:
-        for held in parking:
-            share = random.uniform(1 - PARK_JITTER, 1 + PARK_JITTER)  # noqa: S311 - jitter
-            await self.source.park(held.delivery, share * self._settings.limits.park_delay_s)
-            self.held.remove(held)
-            if self.source.keeps_parked and held.charge_key is not None:
-                self.parked.add(ParkedDelivery(_without_body(held.delivery), held.charge_key))
-        self.counters.add("parked", len(parking))
-
-    async def _at(self, name: str) -> None:
-        """Stand at a fault point without holding up the event loop."""
-        await asyncio.get_running_loop().run_in_executor(self._executor, fault_point, name)
-
     def _prune(self) -> None:
         if self._clock() < self._next_prune:
             return
@@ -314,7 +274,7 @@ class Bridge:
             self._next_tick = 0.0
             await self.run_once()
             await asyncio.sleep(TICK_S)
-        await self._hand_back()
+        await self._answers.hand_back()
         logger.info("bridge_stopped", extra=dict(self.counters.snapshot()))
 
     def _hurry(self, _stopped: object = None) -> None:
@@ -322,23 +282,6 @@ class Bridge:
         self._stopping = True
         self._watcher.hurry()
         self._dead_letters.hurry()
-
-    async def _hand_back(self) -> None:
-        held = list(self.held)
-        rest = [h.delivery for h in held] + [p.delivery for p in self.parked.all()]
-        if not rest:
-            return
-        try:
-            await self.source.hand_back(rest)
-        except SourceUnavailable as error:
-            # They come round by themselves when their lease has run out.
-            logger.warning("hand_back_failed", extra={"error": str(error)})
-            return
-        for one in held:
-            self.held.remove(one)
-            extra = {"source": one.delivery.source, "delivery_id": one.delivery.delivery_id}
-            logger.info("handed_back", extra=extra)
-        self.counters.add("handed_back", len(rest))
 
 
 async def _until(event: asyncio.Event) -> None:
@@ -365,15 +308,4 @@ def _dead_letter(held: Held) -> NewDeadLetter:
         reason=DeadLetterReason(held.refused.reason),
         detail=held.refused.detail,
         charge_key=held.charge_key,
-    )
-
-
-def _without_body(delivery: Delivery) -> Delivery:
-    return Delivery(
-        source=delivery.source,
-        place=delivery.place,
-        delivery_id=delivery.delivery_id,
-        hold_id=delivery.hold_id,
-        body=b"",
-        later_round=True,
     )

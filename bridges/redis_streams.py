@@ -11,15 +11,13 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError
 
 from bridges.addresses import check_redis_names
 from bridges.backoff import Backoff
 from bridges.counters import Counters
 from bridges.delivery import Delivery, Intake, SourceUnavailable
+from bridges.redis_client import connect
 from bridges.redis_replies import (
     CURSOR_END,
     Entry,
@@ -30,14 +28,13 @@ from bridges.redis_replies import (
     whole_entry,
 )
 from bridges.redis_scripts import DROP_CONSUMERS, RENEW
-from models.errors import ConfigurationError, DeadLetterReason, EventRefused
+from models.errors import DeadLetterReason, EventRefused
 
 if TYPE_CHECKING:
     from models.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-CONNECT_TIMEOUT_S: Final = 2.0
 ANSWER_TIMEOUT_S: Final = 5.0
 OLDEST_REDIS: Final = (6, 2)
 BLOCK_MS: Final = 500
@@ -336,32 +333,6 @@ async def prepare(settings: Settings) -> None:
         await source.make_group()
     finally:
         await source.disconnect()
-
-
-def connect(url: str, timeout_s: float) -> Redis:
-    """A client that reads bytes as they are and never sends anything twice by itself."""
-    try:
-        client = Redis.from_url(
-            url,
-            protocol=2,
-            decode_responses=False,
-            socket_timeout=timeout_s,
-            socket_connect_timeout=CONNECT_TIMEOUT_S,
-            retry=Retry(NoBackoff(), 0),
-            client_name="chargebridge-bridge",
-        )
-    except ValueError:
-        # Not repeated here: it may hold a password.
-        raise ConfigurationError(
-            "REDIS_URL: must be redis://, rediss:// or unix://, with a valid port and database"
-        ) from None
-    for command in ("XREADGROUP", "XAUTOCLAIM", "XRANGE"):
-        client.set_response_callback(command, _as_it_is)
-    return client
-
-
-def _as_it_is(reply: Any, **_options: Any) -> Any:
-    return reply
 
 
 def _is_no_group(error: BaseException) -> bool:
