@@ -7,8 +7,8 @@ from pathlib import Path
 
 from models.settings import Settings
 from vault.answers import REFUSALS
-from vault.holds import HoldState
 from vault.metrics import Metrics
+from vault.verdicts import HoldState
 
 TEXT = (Path(__file__).parents[2] / "docs" / "vault.md").read_text(encoding="utf-8")
 
