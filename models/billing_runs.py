@@ -125,6 +125,11 @@ class BillingRuns:
         values = {"billing_run": billing_run, "after_id": after_id, "limit": limit}
         return [_run(row) for row in self._rows(sql.LIST, values)]
 
+    def newest(self) -> Run | None:
+        """The budget that was opened last, of whatever run."""
+        found = self._rows(sql.NEWEST, {})
+        return _run(found[0]) if found else None
+
     def report(self, billing_run: str, currency: str) -> RunReport:
         """A run, what the ledger says of it, and whether the cap will hold. Raises NotFound."""
         run = self.get(billing_run, currency)

@@ -32,6 +32,7 @@ LIST: Final = text(f"""
     SELECT {COLUMNS} FROM billing_runs
     WHERE id > :after_id AND (CAST(:billing_run AS text) IS NULL OR billing_run = :billing_run)
     ORDER BY id LIMIT :limit""")
+NEWEST: Final = text(f"SELECT {COLUMNS} FROM billing_runs ORDER BY id DESC LIMIT 1")
 
 OPEN: Final = _audited("""
     INSERT INTO billing_runs (billing_run, currency, expected_total_cents, cap_cents)

@@ -70,6 +70,8 @@ class Finding:
     outcome: Outcome
     why: str
     double_charge: bool = False
+    epoch: int | None = None
+    """Of the object that was found; None: the record's own."""
 
 
 _MONEY = (OutcomeKind.CHARGED, OutcomeKind.PROCESSING)
@@ -116,7 +118,7 @@ def _same_money(wanted: Wanted, item: SeenObject) -> bool:
 
 
 def _adopt(item: SeenObject) -> Finding:
-    return Finding(_outcome(item.kind, item), f"found {item.status}")
+    return Finding(_outcome(item.kind, item), f"found {item.status}", epoch=item.epoch)
 
 
 def _review(why: str, item: SeenObject | None = None) -> Finding:

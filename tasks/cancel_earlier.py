@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
 from models.lookups import Evidence, Finding, SeenObject, judge
-from models.outcomes import OutcomeKind
+from models.outcomes import Outcome, OutcomeKind
 from tasks.errors import CustomerUnknown, StripeUnavailable
 from tasks.look_up import list_charge, wanted_of
 
@@ -22,11 +22,15 @@ if TYPE_CHECKING:
     from models.ledger_reads import LedgerReads
     from models.records import Record
     from tasks.stripe_gateway import StripeGateway
+    from tasks.vault_holds import VaultHolds
 
 ROUNDS: Final = 3
 """Of listing and canceling: the last list must show nothing open."""
 _MONEY_ONLY: Final = Evidence(proof_time=False, customer_exists=True, store_spoilt=False)
 """Failures and absence prove nothing here and are not asked for."""
+
+
+_DEAD: Final = Outcome(OutcomeKind.CARD_DECLINED)
 
 
 class Clear(StrEnum):
@@ -48,10 +52,17 @@ class Cleared:
 class EarlierObjects:
     """Lists and cancels with one ledger and one gateway."""
 
-    def __init__(self, ledger: Ledger, reads: LedgerReads, gateway: StripeGateway) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        reads: LedgerReads,
+        gateway: StripeGateway,
+        holds: VaultHolds | None = None,
+    ) -> None:
         self.ledger = ledger
         self.reads = reads
         self.gateway = gateway
+        self.holds = holds
 
     def clear(self, record: Record, deadline_s: float) -> Cleared:
         """See to it that nothing of this record can take money but what is sent from now on.
@@ -64,9 +75,11 @@ class EarlierObjects:
             listed = self._list(record, attempts, deadline_s)
             finding = judge(wanted_of(record), listed, _MONEY_ONLY)
             if finding.outcome.kind is not OutcomeKind.UNKNOWN:
+                self._tell(record, finding.outcome, finding.epoch)
                 return Cleared(Clear.MONEY, finding)
             left = [item for item in listed if not item.is_dead]
             if not left:
+                self._tell_dead(record, listed)
                 return Cleared(Clear.NOTHING_OPEN)
             if self._moved(record):
                 # What is open can be another worker's send of this very epoch.
@@ -89,6 +102,16 @@ class EarlierObjects:
     def _moved(self, record: Record) -> bool:
         now = self.ledger.read(record.charge_key).record
         return now is None or _version(now) != _version(record)
+
+    def _tell(self, record: Record, outcome: Outcome, epoch: int | None) -> None:
+        if self.holds is not None:
+            self.holds.tell(record, outcome, epoch)
+
+    def _tell_dead(self, record: Record, listed: Sequence[SeenObject]) -> None:
+        """An earlier epoch's hold would keep the vault from taking another for this charge."""
+        for epoch in sorted({item.epoch for item in listed if item.epoch is not None}):
+            if epoch < record.attempt_epoch:
+                self._tell(record, _DEAD, epoch)
 
     def _cancel(self, item: SeenObject, deadline_s: float) -> None:
         """Ask for it; the next list says what came of it."""

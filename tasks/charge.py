@@ -70,8 +70,8 @@ def _run(charge_key: str, event: dict[str, Any] | None, source: str | None, bega
 
 def flow_of(here: Runtime) -> ChargeFlow:
     """The charge flow over a process's runtime."""
-    look_up = LookUp(here.ledger, here.reads, here.gateway, here.settings.limits)
-    earlier = EarlierObjects(here.ledger, here.reads, here.gateway)
+    look_up = LookUp(here.ledger, here.reads, here.gateway, here.settings.limits, holds=here.holds)
+    earlier = EarlierObjects(here.ledger, here.reads, here.gateway, here.holds)
     return ChargeFlow(here.ledger, here.gateway, here.settings, look_up, earlier)
 
 

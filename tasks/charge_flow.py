@@ -104,6 +104,7 @@ class ChargeFlow:
         new = NewRecord(event=order.event, charge_key=order.charge_key, source=order.source)
         deadline = self._preparation_deadline_s()
         try:
+            self.gateway.ready(order.event.billing_run, order.event.currency)
             method = payment_method_for(order.event, self.gateway, deadline)
             self.gateway.admit(self.settings.stripe_charge_api, deadline)
         except StripeUnavailable as error:
@@ -124,6 +125,7 @@ class ChargeFlow:
         method = record.payment_method
         deadline = self._preparation_deadline_s()
         try:
+            self.gateway.ready(record.billing_run, record.currency)
             if stored is not None:
                 # The bytes of the epoch's first claim, whatever code or settings say by now. The
                 # key may be another: what it stands for was proved to be nothing.
@@ -148,6 +150,7 @@ class ChargeFlow:
             return self.look_up.run(record, "request_lost", deadline_s)
         deadline = self._preparation_deadline_s()
         try:
+            self.gateway.ready(record.billing_run, record.currency)
             found = self._before_send(record, stored, deadline, deadline_s)
         except StripeUnavailable as error:
             self.ledger.postpone(record, error.code, self._backoff_s(record.unknowns + 1))
@@ -204,7 +207,8 @@ class ChargeFlow:
         fault_point("worker.before_send")
         reply = self.gateway.create(request, call_deadline_s(claim, self.limits), guard)
         fault_point("worker.after_call")
-        outcome = classify(reply, History(earlier_unknown=claim.earlier_unknown, vaulted=False))
+        marked = self.gateway.is_marked(reply)
+        outcome = classify(reply, History(earlier_unknown=claim.earlier_unknown, vaulted=marked))
         retry = self._retry(claim.record, outcome)
         recorded = write_until(
             deadline_s,

@@ -26,6 +26,7 @@ from tasks.send_guard import call_deadline_s
 if TYPE_CHECKING:
     from models.limits import Limits
     from tasks.stripe_gateway import StripeGateway
+    from tasks.vault_holds import VaultHolds
 
 CLOCK_MARGIN_S: Final = 24 * 3600
 """Lists begin this long before the record: clocks differ, and earlier epochs count."""
@@ -42,13 +43,16 @@ class LookUp:
         reads: LedgerReads,
         gateway: StripeGateway,
         limits: Limits,
+        *,
         draw: Callable[[], float] = random.random,
+        holds: VaultHolds | None = None,
     ) -> None:
         self.ledger = ledger
         self.reads = reads
         self.gateway = gateway
         self.limits = limits
         self.draw = draw
+        self.holds = holds
 
     def run(self, record: Record, why: str, deadline_s: float) -> str:
         """Look one record up under a lease and write what was found; a word for it."""
@@ -56,7 +60,7 @@ class LookUp:
         if claim is None:
             return "leave:lost_claim"
         logger.info("charge_looked_up", extra={"charge_key": record.charge_key, "why": why})
-        finding = self._find(claim)
+        finding = self._told(record, self._find(claim))
         retry = Retry(
             after_s=backoff_s(claim.record.unknowns + 1, self.limits, self.draw()),
             until_proof=finding.outcome.error_code == "look_up_waits",
@@ -82,8 +86,7 @@ class LookUp:
             # Stripe lists nothing of a customer it does not know.
             exists, listed = False, []
         except StripeUnavailable as error:
-            outcome = Outcome(OutcomeKind.UNKNOWN, error_code=f"look_up_{error.code}")
-            return Finding(outcome, "Stripe's lists were not read")
+            return _waits(error, "Stripe's lists were not read")
         evidence = Evidence(
             # The lease's own moment: the lists are younger than it.
             proof_time=absence_is_proof(record.view, record.updated_at, self.limits),
@@ -91,6 +94,20 @@ class LookUp:
             store_spoilt=any(_spoilt(row, record.attempt_epoch) for row in attempts),
         )
         return judge(wanted_of(record), listed, evidence)
+
+    def _told(self, record: Record, finding: Finding) -> Finding:
+        """The finding, once the vault knows of it; else one that keeps the record as it is."""
+        if self.holds is None:
+            return finding
+        try:
+            self.holds.tell(record, finding.outcome, finding.epoch)
+        except StripeUnavailable as error:
+            return _waits(error, "the vault does not know of it yet")
+        return finding
+
+
+def _waits(error: StripeUnavailable, why: str) -> Finding:
+    return Finding(Outcome(OutcomeKind.UNKNOWN, error_code=f"look_up_{error.code}"), why)
 
 
 def list_charge(

@@ -15,7 +15,7 @@ from models.events import check_id
 from models.keys import charge_key
 from models.ledger import Applied, Ledger, boot_clock_s
 from models.lookups import Finding, SeenObject
-from models.outcomes import OutcomeKind
+from models.outcomes import Outcome, OutcomeKind
 from models.states import TRANSITIONS, Move, State, check_move
 from tasks.alarms import Alarm, ring
 from tasks.cancel_earlier import Clear, EarlierObjects
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from models.ledger_reads import LedgerReads
     from models.records import Record
     from tasks.stripe_gateway import StripeGateway
+    from tasks.vault_holds import VaultHolds
 
 ENDPOINT_OF: Final = {"pi": PAYMENT_INTENTS, "ch": CHARGES, "py": CHARGES}
 
@@ -43,6 +44,8 @@ class Manual:
         reads: LedgerReads,
         gateway: StripeGateway,
         namespace: str,
+        *,
+        holds: VaultHolds | None = None,
     ) -> None:
         self.actions = actions
         self.ledger = ledger
@@ -50,7 +53,8 @@ class Manual:
         self.gateway = gateway
         self.namespace = namespace
         self.limits = actions.limits
-        self.earlier = EarlierObjects(ledger, reads, gateway)
+        self.holds = holds
+        self.earlier = EarlierObjects(ledger, reads, gateway, holds)
 
     # -- void ----------------------------------------------------------------------------
 
@@ -115,6 +119,10 @@ class Manual:
         record = self.actions.find(customer_id, billing_period)
         check_move(Move.RESOLVE, record.state, State.CHARGED)
         seen = self._checked(record, object_id)
+        taken = Outcome(
+            seen.kind, payment_intent_id=seen.payment_intent_id, charge_id=seen.charge_id
+        )
+        self._tell(record, taken, seen.epoch)
         return self.actions.resolve(
             record,
             State.CHARGED,
@@ -142,6 +150,7 @@ class Manual:
         if finding is not None and not _is_another_amount(finding):
             found = finding.outcome.payment_intent_id or finding.outcome.charge_id
             raise StateForbids(f"Stripe shows {found} ({finding.why}): see --charged")
+        self._tell(record, Outcome(OutcomeKind.REJECTED))
         return self.actions.resolve(
             record, State.REJECTED, reason=reason, request_id=str(uuid4())
         ).record
@@ -166,6 +175,17 @@ class Manual:
         return seen
 
     # -- Stripe --------------------------------------------------------------------------
+
+    def _tell(self, record: Record, outcome: Outcome, epoch: int | None = None) -> None:
+        """Tell the vault first: the ledger is written only when it has taken it."""
+        if self.holds is None:
+            return
+        try:
+            self.holds.tell(record, outcome, epoch)
+        except StripeUnavailable as error:
+            raise ChargebridgeError(
+                f"the vault did not take it ({error.code}); nothing was changed"
+            ) from None
 
     def _clear(self, record: Record) -> Finding | None:
         """What earlier sends took; None when nothing did and nothing is open any more."""

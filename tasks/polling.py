@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from models.ledger_actions import LedgerActions
     from models.records import Record
     from tasks.stripe_gateway import StripeGateway
+    from tasks.vault_holds import VaultHolds
 
 BATCH: Final = 20
 MAX_POLLS: Final = 200
@@ -36,9 +37,12 @@ logger = logging.getLogger(__name__)
 class Polling:
     """Polls open intents with one ledger and one gateway. Two at once ask nothing twice."""
 
-    def __init__(self, actions: LedgerActions, gateway: StripeGateway) -> None:
+    def __init__(
+        self, actions: LedgerActions, gateway: StripeGateway, holds: VaultHolds | None = None
+    ) -> None:
         self.actions = actions
         self.gateway = gateway
+        self.holds = holds
         self.limits = actions.limits
 
     def run(self) -> int:
@@ -67,6 +71,8 @@ class Polling:
         ids = {"charge_key": record.charge_key, "state": str(record.state)}
         try:
             outcome, why = self._judged(record, now)
+            if self.holds is not None:
+                self.holds.tell(record, outcome)
         except StripeUnavailable as error:
             # It is held back for a while as it is: the next sweeps ask again.
             logger.warning("poll_not_answered", extra=ids | {"error_code": error.code})

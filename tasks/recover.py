@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from models.errors import ChargebridgeError, EventRefused
 from models.events import event_from_json
+from models.hold_recovery import rebuild_holds
 from models.keys import charge_key
 from models.ledger_actions import ChargedRow, LedgerActions
 from models.money import MAX_TOTAL_CENTS
@@ -56,6 +57,7 @@ class Recovery:
     def run(self, since: datetime) -> Recovered:
         """Make every success since then `charged`, and every unsettled record one to look up.
 
+        The vault's holds and budgets are then made to agree with the ledger.
         Raises ChargebridgeError when Stripe's lists could not be read to their end: workers stay
         locked out until it has run to its end once.
         """
@@ -68,6 +70,8 @@ class Recovery:
                 "until then no worker starts"
             ) from None
         looked_up = self.actions.recover_unsettled(since)
+        rebuilt = rebuild_holds(self.actions.engine, self.namespace)
+        logger.info("holds_rebuilt", extra={"holds": rebuilt.holds, "budgets": rebuilt.budgets})
         self.actions.end_recovery()
         return Recovered(len(self._seen), charged, looked_up, self._skipped)
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Engine
 
     from tasks.stripe_gateway import StripeGateway
+    from tasks.vault_holds import VaultHolds
 
 POOL_SIZE = 4
 """Database connections that one process keeps. Each is needed for one statement at a time, so
@@ -36,6 +37,13 @@ class Runtime:
     ledger: Ledger
     reads: LedgerReads
     gateway: StripeGateway
+    holds: VaultHolds
+
+    def close(self) -> None:
+        """Close what is open to the database, Stripe and the vault."""
+        self.engine.dispose()
+        self.gateway.close()
+        self.holds.close()
 
 
 _lock = threading.Lock()
@@ -57,19 +65,27 @@ def build_runtime(settings: Settings | None = None) -> Runtime:
     from tasks.rate_limit import RateLimiter  # noqa: PLC0415
     from tasks.requests import upstream_key_id  # noqa: PLC0415
     from tasks.stripe_gateway import StripeGateway  # noqa: PLC0415
+    from tasks.vault_access import VaultAccess  # noqa: PLC0415
+    from tasks.vault_holds import VaultHolds  # noqa: PLC0415
 
     settings = settings or load_settings()
-    settings.require("database_url", "stripe_api_key", "stripe_api_base")
-    key_id = upstream_key_id(settings.stripe_api_key)
-    limiter = RateLimiter.from_settings(settings, key_id)
-    gateway = StripeGateway(settings.stripe_api_key, settings.stripe_api_base, limiter)
+    settings.require("database_url", "vault_mode")
+    if settings.vault_mode == "off":
+        settings.require("stripe_api_key", "stripe_api_base")
     engine = make_engine(settings, pool_size=POOL_SIZE, name="chargebridge-worker")
+    actor = f"worker@{socket.gethostname()}"
+    vault = VaultAccess.from_settings(settings, engine, actor)
+    key_id = upstream_key_id(settings.stripe_api_key if vault is None else vault.key_id_source)
+    limiter = RateLimiter.from_settings(settings, key_id)
     return Runtime(
         settings=settings,
         engine=engine,
-        ledger=Ledger(engine, settings.limits, actor=f"worker@{socket.gethostname()}"),
+        ledger=Ledger(engine, settings.limits, actor=actor),
         reads=LedgerReads(engine),
-        gateway=gateway,
+        gateway=StripeGateway(
+            settings.stripe_api_key, settings.stripe_api_base, limiter, vault=vault
+        ),
+        holds=VaultHolds.from_settings(settings),
     )
 
 

@@ -1,4 +1,7 @@
-"""The way to Stripe: one exchange in, plain values out. Never retries, never guesses.
+"""The way to Stripe, or to the vault in front of it: one exchange in, plain values out.
+
+It never retries and never guesses; only a refused vault key is read again, and if it is another
+one by now the request, which was not passed on, goes out with that.
 
 A POST that moves money is sent at most once a call, under one deadline, and only when the last
 check before the write agrees. Whatever then breaks is told as it is: not connected, not sent,
@@ -13,14 +16,17 @@ from typing import Any, Final
 
 import stripe
 
+from models.billing_runs import RunState
 from models.ledger import boot_clock_s
 from models.outcomes import Reply, ReplyKind
 from models.records import StoredRequest
 from models.replies import BROKEN, OBJECT_NAMES, read_reply, text_of
+from models.run_keys import RunKey
 from tasks.deadline_http import Call, DeadlineClient, calling
 from tasks.errors import CustomerUnknown, NotSent, StripeUnavailable
 from tasks.rate_limit import RateLimiter
 from tasks.requests import API_VERSION, encode_form, upstream_key_id
+from tasks.vault_access import STALE, VaultAccess
 
 PAGE_SIZE: Final = 100
 MAX_PAGES: Final = 200
@@ -30,6 +36,14 @@ MAX_ACCOUNT_PAGES: Final = 100_000
 
 _NOT_CONNECTED: Final = Reply(kind=ReplyKind.NOT_CONNECTED, error_code="not_connected")
 _NOT_SENT: Final = Reply(kind=ReplyKind.NOT_SENT, error_code="not_sent")
+_RUN_CLOSED: Final = Reply(
+    kind=ReplyKind.ANSWER, http_status=403, error_code="run_closed", forwarded=False
+)
+"""What the self-hosted vault says; a hosted one knows no runs."""
+FORWARDED: Final = "Vault-Forwarded"
+
+Answer = tuple[int | None, Mapping[str, str] | None, object]
+"""Status, headers and decoded body of one exchange."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +56,10 @@ class StripeCustomer:
 
 
 class StripeGateway:
-    """Calls under one Stripe key. Build it after a fork; threads may share it."""
+    """Calls under one Stripe key, or through a vault under the keys of the billing runs.
+
+    Build it after a fork; threads may share it.
+    """
 
     def __init__(
         self,
@@ -50,17 +67,23 @@ class StripeGateway:
         api_base: str,
         limiter: RateLimiter | None = None,
         http: stripe.HTTPClient | None = None,
+        vault: VaultAccess | None = None,
     ) -> None:
-        """`http` obeys the `Call` of its context, as DeadlineClient does (which is the default)."""
+        """With a `vault`, its URL and keys take the place of `api_key` and `api_base`.
+
+        `http` obeys the `Call` of its context, as DeadlineClient does (which is the default).
+        """
         # The library would otherwise report each call's duration with the next one.
         stripe.enable_telemetry = False
-        self.key_id = upstream_key_id(api_key)
+        self.vault = vault
+        self.key_id = upstream_key_id(api_key if vault is None else vault.key_id_source)
         self.limiter = limiter
         self._http: Any = http or DeadlineClient()
         self._client = stripe.StripeClient(
-            api_key,
+            # Each call through a vault brings its own key.
+            api_key if vault is None else "vault",
             stripe_version=API_VERSION,
-            base_addresses={"api": api_base.rstrip("/")},
+            base_addresses={"api": api_base.rstrip("/") if vault is None else vault.url},
             http_client=self._http,
             max_network_retries=0,
         )
@@ -71,7 +94,19 @@ class StripeGateway:
         if self.limiter is not None:
             self.limiter.close()
 
+    def is_marked(self, reply: Reply) -> bool:
+        """Whether a reply has to be judged by its `Vault-Forwarded` header, or its lack."""
+        return self.vault is not None and (not self.vault.hosted or reply.forwarded is not None)
+
     # -- money ---------------------------------------------------------------------------
+
+    def ready(self, billing_run: str | None, currency: str | None) -> None:
+        """Before a charge is prepared: its run is open, and its vault key at hand.
+
+        Raises StripeUnavailable, `no_billing_run` above all.
+        """
+        if self.vault is not None:
+            self.vault.ready(billing_run or "", currency or "")
 
     def admit(self, endpoint: str, deadline_s: float) -> None:
         """Wait for the turn of a create, before its record is claimed.
@@ -94,7 +129,10 @@ class StripeGateway:
             "stripe_version": request.api_version,
         }
         try:
-            answer = self._exchange(call, "post", f"/v1/{request.endpoint}", options)
+            bearer = self._run_key(request)
+            if bearer is not None and self._is_closed(bearer):
+                return _RUN_CLOSED
+            answer = self._exchange(call, "post", f"/v1/{request.endpoint}", options, bearer)
         except NotSent:
             return _NOT_SENT
         except Exception:
@@ -113,8 +151,9 @@ class StripeGateway:
         self._take("cancel:payment_intents", deadline_s)
         call = Call(deadline_s, b"")
         path = f"/v1/payment_intents/{payment_intent_id}/cancel"
+        bearer = self._any_key()
         try:
-            answer = self._exchange(call, "post", path, {})
+            answer = self._exchange(call, "post", path, {}, bearer)
         except Exception:
             return BROKEN if call.began_to_write else _NOT_CONNECTED
         reply = read_reply("payment_intents", *answer)
@@ -207,12 +246,14 @@ class StripeGateway:
         kind = path.split("/")[2]
         self._take(f"read:{kind}", deadline_s)
         query = encode_form(params).decode()
+        target = f"{path}?{query}" if query else path
+        bearer = self._any_key()
         try:
-            status, _, data = self._exchange(
-                Call(deadline_s), "get", f"{path}?{query}" if query else path, {}
-            )
+            answer = self._exchange(Call(deadline_s), "get", target, {}, bearer)
         except Exception:
             raise StripeUnavailable("no_readable_reply") from None
+        self._check_forwarded(answer)
+        status, _, data = answer
         if status is not None and 200 <= status < 300 and isinstance(data, dict):
             return data
         if status in refusals and isinstance(data, dict) and isinstance(data.get("error"), dict):
@@ -233,10 +274,51 @@ class StripeGateway:
         if status == 429 and code != "lock_timeout" and self.limiter is not None:
             self.limiter.slow_down()
 
+    def _run_key(self, request: StoredRequest) -> RunKey | None:
+        """The vault key of the run that a request spends on. Raises StripeUnavailable."""
+        if self.vault is None:
+            return None
+        return self.vault.key_of(
+            request.params["metadata"]["billing_run"], request.params["currency"]
+        )
+
+    def _any_key(self) -> RunKey | None:
+        return None if self.vault is None else self.vault.any_key()
+
+    def _is_closed(self, bearer: RunKey) -> bool:
+        hosted = self.vault is not None and self.vault.hosted
+        return hosted and bearer.state is RunState.CLOSED
+
+    def _check_forwarded(self, answer: Answer) -> None:
+        """Believe a read only if the vault says that it is Stripe's. Raises StripeUnavailable."""
+        if self.vault is None or self.vault.hosted:
+            return
+        status, headers, data = answer
+        if (headers or {}).get(FORWARDED) != "yes":
+            raise StripeUnavailable(_error_code(data) or f"http_{status}")
+
     def _exchange(
-        self, call: Call, method: str, path: str, options: Mapping[str, str]
-    ) -> tuple[int | None, Mapping[str, str] | None, object]:
-        """Status, headers and decoded body of one exchange, whatever Stripe's answer was."""
+        self,
+        call: Call,
+        method: str,
+        path: str,
+        options: Mapping[str, str],
+        bearer: RunKey | None,
+    ) -> Answer:
+        """One exchange, whatever the answer was; with a renewed vault key where one was refused."""
+        if bearer is None or self.vault is None:
+            return self._once(call, method, path, options)
+        answer = self._once(call, method, path, {**options, "api_key": bearer.vault_key})
+        if not _is_stale(answer):
+            return answer
+        # The vault passed nothing on: whatever breaks from here on, nothing was sent yet.
+        call.began_to_write = False
+        renewed = self.vault.renewed(bearer)
+        if renewed is None:
+            return answer
+        return self._once(call, method, path, {**options, "api_key": renewed.vault_key})
+
+    def _once(self, call: Call, method: str, path: str, options: Mapping[str, str]) -> Answer:
         with calling(call):
             try:
                 answer = self._client.raw_request(method, path, **options)
@@ -245,3 +327,15 @@ class StripeGateway:
                 data = error.json_body if isinstance(error.json_body, dict) else None
                 return error.http_status, error.headers, data
         return answer.code, answer.headers, answer.data
+
+
+def _error_code(data: object) -> str | None:
+    error = data.get("error") if isinstance(data, Mapping) else None
+    return text_of(error.get("code")) if isinstance(error, Mapping) else None
+
+
+def _is_stale(answer: Answer) -> bool:
+    """Whether a vault refused its key; what it passed on is Stripe's own answer."""
+    status, headers, data = answer
+    forwarded = (headers or {}).get(FORWARDED, "no") != "no"
+    return status in (401, 403) and not forwarded and _error_code(data) in STALE

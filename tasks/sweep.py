@@ -1,6 +1,7 @@
 """The sweep: publishes due unsettled records, by key only, so that workers take them up again.
 
-After them it asks about open intents, for a limited time.
+After them it asks about open intents, for a limited time, and tells the vault about holds that
+settled records have left behind.
 """
 
 from __future__ import annotations
@@ -84,7 +85,8 @@ def sweep() -> str:
     try:
         published = Sweep(here.ledger, here.reads, publish_charge).run()
         actions = LedgerActions(here.engine, here.settings.limits, here.ledger.actor)
-        polled = Polling(actions, here.gateway).run()
+        polled = Polling(actions, here.gateway, here.holds).run()
+        here.holds.resolve_left(here.engine)
     except LedgerUnavailable:
         raise SweepFailed("ledger_unavailable") from None
     except (OperationalError, OSError) as error:

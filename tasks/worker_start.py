@@ -18,7 +18,6 @@ from models.errors import ChargebridgeError, ConfigurationError
 from models.logs import configure_logging
 
 if TYPE_CHECKING:
-    from models.settings import Settings
     from tasks.runtime import Runtime
 
 ACCOUNT_CALL_S: Final = 5.0
@@ -88,7 +87,6 @@ def check_worker(app: Any) -> None:
 
     runtime = build_runtime()
     try:
-        check_vault_mode(runtime.settings)
         check_broker(app)
         check_database(runtime.engine)
         if runtime.reads.recovering():
@@ -98,22 +96,11 @@ def check_worker(app: Any) -> None:
         pin_deployment(runtime)
     finally:
         # Nothing of this may live on into a fork.
-        runtime.engine.dispose()
-        runtime.gateway.close()
+        runtime.close()
     faults.enable(runtime.settings.faults_dir or None)
     refuse_revocation()
     for warning in runtime.settings.warnings:
         logger.warning("limits_warning", extra={"why": warning})
-
-
-def check_vault_mode(settings: Settings) -> None:
-    """Going without the cap is a choice that somebody has made, never a default."""
-    settings.require("vault_mode")
-    if settings.vault_mode != "off":
-        raise ConfigurationError(
-            f"VAULT_MODE={settings.vault_mode} is not available in this release yet; "
-            "only off is (charges go to Stripe without a spending cap)"
-        )
 
 
 def check_broker(app: Any) -> None:

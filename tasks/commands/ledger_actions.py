@@ -119,8 +119,7 @@ def recover(ctx: click.Context, since: datetime, force: bool, as_json: bool) -> 
             actions = LedgerActions(here.engine, settings.limits, operator_of(settings))
             done = Recovery(actions, here.gateway, settings.charge_namespace).run(since)
         finally:
-            here.engine.dispose()
-            here.gateway.close()
+            here.close()
     if as_json:
         print_json({name: getattr(done, name) for name in done.__dataclass_fields__})
     else:
@@ -154,10 +153,16 @@ def _manual(ctx: click.Context) -> Iterator[Manual]:
         here = build_runtime(settings)
         actions = LedgerActions(here.engine, settings.limits, operator_of(settings))
         try:
-            yield Manual(actions, here.ledger, here.reads, here.gateway, settings.charge_namespace)
+            yield Manual(
+                actions,
+                here.ledger,
+                here.reads,
+                here.gateway,
+                settings.charge_namespace,
+                holds=here.holds,
+            )
         finally:
-            here.engine.dispose()
-            here.gateway.close()
+            here.close()
 
 
 def _show(record: Record, as_json: bool) -> None:

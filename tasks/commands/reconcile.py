@@ -77,8 +77,7 @@ def reconcile(ctx: click.Context, /, billing_run: str, **given: Any) -> None:
             with reconciliation(here, billing_run, operator_of(settings)) as work:
                 _reconcile(work, given)
         finally:
-            here.engine.dispose()
-            here.gateway.close()
+            here.close()
 
 
 def _reconcile(work: Reconciliation, given: dict[str, Any]) -> None:

@@ -1,0 +1,112 @@
+"""Tells the vault what became of a charge, before the ledger is told.
+
+In the other order a lost word would leave money held, or a later try refused, for a record whose
+end is known. What is lost all the same is found by the sweep.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+from models.errors import StateForbids
+from models.keys import idempotency_key
+from models.left_holds import left_holds
+from models.outcomes import OutcomeKind
+from models.vault_wire import VaultUnavailable, VaultWire
+from tasks.errors import StripeUnavailable
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+    from models.outcomes import Outcome
+    from models.records import Record
+    from models.settings import Settings
+
+BATCH: Final = 100
+MAX_RESOLVED: Final = 500
+"""Left holds of one sweep."""
+
+_WORD_OF: Final = {
+    OutcomeKind.CHARGED: "settled",
+    OutcomeKind.CARD_DECLINED: "failed",
+    OutcomeKind.REJECTED: "failed",
+    OutcomeKind.NOT_EXECUTED: "absent",
+}
+"""An open intent, and what nobody knows, keep their holds: nothing is said about them."""
+
+logger = logging.getLogger(__name__)
+
+
+class VaultHolds:
+    """Resolves holds at the self-hosted vault; does nothing where there is none."""
+
+    def __init__(self, wire: VaultWire | None, namespace: str) -> None:
+        self._wire = wire
+        self._namespace = namespace
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> VaultHolds:
+        """A hosted vault has no holds to resolve."""
+        wire = VaultWire.from_settings(settings) if settings.vault_mode == "self" else None
+        return cls(wire, settings.charge_namespace)
+
+    def close(self) -> None:
+        """Close the kept connections."""
+        if self._wire is not None:
+            self._wire.close()
+
+    def tell(self, record: Record, outcome: Outcome, epoch: int | None = None) -> None:
+        """Say what an epoch of a record (None: the one it is in) came to at Stripe.
+
+        Raises StripeUnavailable: `hold_open` while a forward of it may still be under way,
+        `vault_unavailable`. The ledger must not be written then.
+        """
+        word = _WORD_OF.get(outcome.kind)
+        if self._wire is None or word is None:
+            return
+        key = idempotency_key(
+            record.customer_id,
+            record.billing_period,
+            record.attempt_epoch if epoch is None else epoch,
+            self._namespace,
+        )
+        settled = word == "settled"
+        try:
+            self._wire.resolve(
+                key,
+                word,
+                payment_intent_id=outcome.payment_intent_id if settled else None,
+                charge_id=outcome.charge_id if settled else None,
+            )
+        except StateForbids:
+            raise StripeUnavailable("hold_open") from None
+        except VaultUnavailable:
+            raise StripeUnavailable("vault_unavailable") from None
+
+    def resolve_left(self, engine: Engine) -> int:
+        """Resolve what settled records have left held, up to a limit; how many."""
+        resolved = seen = after_id = 0
+        while self._wire is not None and seen < MAX_RESOLVED:
+            found = left_holds(engine, limit=BATCH, after_id=after_id)
+            for hold in found:
+                try:
+                    resolved += self._wire.resolve(
+                        hold.idempotency_key,
+                        hold.outcome,
+                        payment_intent_id=hold.payment_intent_id,
+                        charge_id=hold.charge_id,
+                    )
+                except StateForbids:
+                    # A forward is still open: its outcome, or a later sweep, ends it.
+                    continue
+                except VaultUnavailable:
+                    logger.warning("left_holds_wait", extra={"error_code": "vault_unavailable"})
+                    return resolved
+            seen += len(found)
+            if len(found) < BATCH:
+                break
+            after_id = found[-1].id
+        if resolved:
+            logger.info("left_holds_resolved", extra={"resolved": resolved})
+        return resolved
