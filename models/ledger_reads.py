@@ -26,14 +26,14 @@ _ATTEMPTS: Final = text("""
     SELECT attempt_epoch, idempotency_key, endpoint, started_at, finished_at, outcome,
         http_status, stripe_request_id, replayed, error_code, payment_intent_id, charge_id
     FROM charge_attempts WHERE charge_key = :charge_key ORDER BY id""")
-_OLDEST_UNSETTLED: Final = text("""
+OLDEST_UNSETTLED: Final = text("""
     SELECT EXTRACT(EPOCH FROM ledger_now() - min(created_at))::double precision AS age_s
     FROM billing_records WHERE state IN ('reserved', 'sent')""")
 _RECOVERING: Final = text("SELECT recovering_since FROM deployment")
 _EVENTS: Final = text("""
     SELECT at, attempt_epoch, from_state, to_state, move, actor, reason, request_id
     FROM ledger_events WHERE charge_key = :charge_key ORDER BY id""")
-_LIST: Final = text(f"""
+LIST: Final = text(f"""
     SELECT {COLUMNS} FROM billing_records
     WHERE charge_key > :after_key
         AND (CAST(:state AS text) IS NULL OR state = :state)
@@ -94,7 +94,7 @@ class LedgerReads:
             "billing_run": billing_run,
             "customer_id": customer_id,
         }
-        return [record_from_row(row) for row in self._rows(_LIST, values)]
+        return [record_from_row(row) for row in self._rows(LIST, values)]
 
     def by_keys(self, keys: Sequence[str]) -> Sequence[Record]:
         """The records of these charge keys, as far as there are any."""
@@ -106,7 +106,7 @@ class LedgerReads:
 
     def oldest_unsettled_s(self) -> float | None:
         """Age in seconds of the oldest record that is not settled; None when all are."""
-        age_s = self._rows(_OLDEST_UNSETTLED, {})[0]["age_s"]
+        age_s = self._rows(OLDEST_UNSETTLED, {})[0]["age_s"]
         return None if age_s is None else float(age_s)
 
     def recovering(self) -> bool:
