@@ -225,6 +225,28 @@ class Books:
     def revoke_keys(self) -> None:
         self._do("UPDATE vault_keys SET revoked_at = ledger_now()")
 
+    def revoke_keys_but_the_newest(self) -> None:
+        self._do(
+            "UPDATE vault_keys SET revoked_at = ledger_now() "
+            "WHERE id < (SELECT max(id) FROM vault_keys)"
+        )
+
+    def forget_keys(self) -> None:
+        """As if the vault had been restored from a copy without them."""
+        self._do("DELETE FROM vault_keys")
+
+    def forget_outcome(self, idempotency_key: str) -> None:
+        """A settled hold holds again, as if its outcome had never been committed."""
+        self._do(
+            """WITH lost AS (
+                UPDATE vault_holds SET state = 'unknown' WHERE idempotency_key = :key
+                RETURNING run_id, amount_cents)
+            UPDATE billing_runs r SET settled_cents = settled_cents - lost.amount_cents,
+                held_cents = held_cents + lost.amount_cents
+            FROM lost WHERE r.id = lost.run_id""",
+            key=idempotency_key,
+        )
+
     def check(self) -> None:
         """Budgets are what their holds come to."""
         wrong = self._rows(
