@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import urllib.parse
 import urllib.request
+from collections.abc import Mapping
 from typing import Any
 
 from sandbox.health import get_json, request
@@ -65,12 +66,14 @@ class Stripe:
         """Somebody gives money back in Stripe's dashboard."""
         self._post("refund", {"id": charge_id} | ({} if amount is None else {"amount": amount}))
 
-    def form(self, path: str, **fields: Any) -> dict[str, Any]:
+    def form(
+        self, path: str, headers: Mapping[str, str] | None = None, **fields: Any
+    ) -> dict[str, Any]:
         """A POST to Stripe's own API by somebody else; names in bracket notation."""
         sent = urllib.request.Request(
             f"{self.base_url}{path}",
             urllib.parse.urlencode(fields).encode(),
-            {"Authorization": "Bearer sk_test_somebody"},
+            {"Authorization": "Bearer sk_test_somebody", **(headers or {})},
         )
         with urllib.request.urlopen(sent, timeout=10) as reply:
             found: dict[str, Any] = json.loads(reply.read())
