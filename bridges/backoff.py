@@ -32,6 +32,11 @@ class Backoff:
         return self._clock() >= self._ready_at
 
     @property
+    def failing(self) -> bool:
+        """Whether the last try failed."""
+        return self._failures > 0
+
+    @property
     def wait_s(self) -> float:
         """Seconds until it is ready; 0 when it is."""
         return max(0.0, self._ready_at - self._clock())

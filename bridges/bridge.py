@@ -20,6 +20,7 @@ from bridges.delivery import Delivery, Source
 from bridges.dispatcher import Dispatcher, Publication
 from bridges.held import Held, HeldDeliveries
 from bridges.lease_keeper import LeaseKeeper
+from bridges.metrics import REASON
 from models.dead_letters import NewDeadLetter
 from models.decisions import DeliveryView, Disposition, RecordStatus, dispose
 from models.errors import DeadLetterReason, EventRefused
@@ -100,6 +101,7 @@ class Bridge:
         self.held.add(held)
         self._fresh.append(held)
         self.counters.add("taken")
+        self.counters.add("redelivered", int(delivery.later_round))
         self._wake.set()
 
     def knows(self, hold_id: str) -> bool:
@@ -113,6 +115,17 @@ class Bridge:
     async def slot_free(self) -> None:
         """Return when there is room for another delivery."""
         await self.held.room()
+
+    # -- what a probe sees -----------------------------------------------------------------
+
+    @property
+    def stopping(self) -> bool:
+        return self._stopping
+
+    @property
+    def ledger_away(self) -> bool:
+        """Whether the last question to the ledger had no answer."""
+        return self._watcher.backoff.failing
 
     # -- the loop --------------------------------------------------------------------------
 
@@ -226,7 +239,7 @@ class Bridge:
                 self.dispatcher.forget(held.charge_key)
             match disposition:
                 case Disposition.ACK:
-                    held.committed = True
+                    self._committed(held)
                 case Disposition.PUBLISH:
                     self._publish(held)
                 case Disposition.PARK:
@@ -253,8 +266,14 @@ class Bridge:
         refused = [h for h in self.held if h.refused is not None and not h.committed]
         written = await self._dead_letters.write([_dead_letter(h) for h in refused])
         for held in refused[:written]:
-            held.committed = True
+            self._committed(held)
+            assert held.refused is not None, "only refused deliveries are buried"
+            self.counters.add(f"{REASON}{held.refused.reason}")
         self.counters.add("dead_letters", written)
+
+    def _committed(self, held: Held) -> None:
+        held.committed = True
+        self.counters.time_to_commit.observe(self._clock() - held.taken_at)
 
     def _prune(self) -> None:
         if self._clock() < self._next_prune:

@@ -60,6 +60,10 @@ class Source(Protocol):
     """Whether parked deliveries stay ours, so that their acks are to be sent from here."""
 
     @property
+    def ready(self) -> bool:
+        """Whether the broker is there, as far as has been heard."""
+
+    @property
     def extend_every_s(self) -> float:
         """How often the lease on a held delivery must be extended."""
 

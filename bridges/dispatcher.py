@@ -29,6 +29,8 @@ TASK: Final = "tasks.charge"
 QUEUE: Final = "charges"
 CONNECT_TIMEOUT_S: Final = 3
 """At the start only; publishing has the limits of celeryconfig."""
+DEPTH_EVERY_S: Final = 1.0
+"""How old the known length of the queue may be: several bridges fill it together."""
 BATCH: Final = 50
 """Publications that one visit to the publishing thread makes at most."""
 
@@ -60,6 +62,15 @@ class Publisher:
         """Raise one of `errors` unless the Celery broker takes a connection."""
         with self._app.connection_for_write() as connection:
             connection.ensure_connection(max_retries=1, timeout=CONNECT_TIMEOUT_S)
+
+    def depth(self) -> int:
+        """Charges that wait on their queue, not yet with a worker. Raises one of `errors`."""
+        with self._app.connection_or_acquire(None) as connection:
+            channel = connection.default_channel
+            try:
+                return int(channel.queue_declare(QUEUE, passive=True).message_count)
+            except connection.channel_errors:
+                return 0  # a queue with nothing on it does not exist
 
     def publish(self, publication: Publication, *, again: bool) -> None:
         """Put the task on its queue. Raises one of `errors`: it may be there all the same."""
@@ -108,6 +119,8 @@ class _Visit:
 
     published: Sequence[Publication]
     failure: str | None
+    depth: int | None = None
+    """Length of the queue before it, if it was asked for."""
 
 
 class Dispatcher:
@@ -123,8 +136,16 @@ class Dispatcher:
         executor: Executor,
         limits: Limits,
         counters: Counters,
+        *,
+        max_depth: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`max_depth`: charges on the queue beyond which nothing is published; 0: any number."""
+        self.paused = False
+        """Whether nothing is published now because the queue is full."""
+        self._max_depth = max_depth
+        self._depth = 0
+        self._next_depth = 0.0
         self._publisher = publisher
         self._executor = executor
         self._limits = limits
@@ -134,6 +155,11 @@ class Dispatcher:
         self._waiting: dict[str, Publication] = {}
         self._published_at: dict[str, float] = {}
         self._wake = asyncio.Event()
+
+    @property
+    def failing(self) -> bool:
+        """Whether the last try to publish failed."""
+        return self._backoff.failing
 
     def want(self, publication: Publication) -> None:
         """Have this event published; asking twice changes nothing."""
@@ -163,20 +189,32 @@ class Dispatcher:
         """Publish whatever comes, until cancelled."""
         while True:
             await self._wake.wait()
-            await asyncio.sleep(self._backoff.wait_s)
+            await asyncio.sleep(self._pause_s())
             await self.run_once()
             if not self._waiting:
                 self._wake.clear()
 
+    def _pause_s(self) -> float:
+        full_s = self._next_depth - self._clock() if self.paused else 0.0
+        return max(0.0, full_s, self._backoff.wait_s)
+
     async def run_once(self) -> None:
-        """Publish up to one batch of what waits, unless the last try failed just now."""
+        """Publish up to one batch of what waits.
+
+        Not if the last try failed just now, and not while the queue is full: then the
+        deliveries stay held, the slots fill, and the broker keeps what is new.
+        """
         batch = list(islice(self._waiting.values(), BATCH))
         if not batch or not self._backoff.ready:
             return
         again = {p.charge_key for p in batch if p.charge_key in self._published_at}
+        ask = bool(self._max_depth) and self._clock() >= self._next_depth
+        if self.paused and not ask:
+            return
         visit = await asyncio.get_running_loop().run_in_executor(
-            self._executor, self._visit, batch, again
+            self._executor, self._visit, batch, again, ask
         )
+        self._note_depth(visit)
         now = self._clock()
         for publication in visit.published:
             if self._waiting.pop(publication.charge_key, None) is not None:
@@ -189,16 +227,40 @@ class Dispatcher:
         extra = {"error": visit.failure, "retry_s": round(self._backoff.failed(), 1)}
         logger.warning("publish_failed", extra=extra)
 
-    def _visit(self, batch: Sequence[Publication], again: set[str]) -> _Visit:
+    def _note_depth(self, visit: _Visit) -> None:
+        if visit.depth is None:
+            return
+        self._next_depth = self._clock() + DEPTH_EVERY_S
+        # Workers that take from a full queue are progress, though nothing is published.
+        self._counters.add("queue_moved", int(self.paused and visit.depth < self._depth))
+        self._depth = visit.depth
+        full = visit.depth >= self._max_depth
+        if full != self.paused:
+            self.paused = full
+            event = "task_queue_full" if full else "task_queue_has_room"
+            logger.warning(event, extra={"depth": visit.depth, "limit": self._max_depth})
+
+    def _visit(self, batch: Sequence[Publication], again: set[str], ask: bool) -> _Visit:
+        depth: int | None = None
+        if ask:
+            try:
+                depth = self._publisher.depth()
+            except self._publisher.errors as error:
+                return _Visit([], _root(error))
+            if depth >= self._max_depth:
+                return _Visit([], None, depth)
+        return self._publish(batch, again, depth)
+
+    def _publish(self, batch: Sequence[Publication], again: set[str], depth: int | None) -> _Visit:
         published: list[Publication] = []
         for publication in batch:
             try:
                 self._publisher.publish(publication, again=publication.charge_key in again)
             except self._publisher.errors as error:
                 # The type only: a broker's message may carry its address and password.
-                return _Visit(published, _root(error))
+                return _Visit(published, _root(error), depth)
             published.append(publication)
-        return _Visit(published, None)
+        return _Visit(published, None, depth)
 
 
 def _root(error: BaseException) -> str:

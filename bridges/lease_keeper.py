@@ -49,6 +49,7 @@ class LeaseKeeper:
             logger.warning("extend_failed", extra={"error": str(error)})
             return
         self._backoff.worked()
+        self._counters.add("renewed", len(deliveries) - len(gone))
         for delivery in gone:
             held = self._held.by_delivery(delivery)
             if held is not None:

@@ -91,6 +91,21 @@ class Reader(nsq.Reader):
         self._stopped = True
         self.set_max_in_flight(0)
 
+    def wake_idle_connections(self) -> int:
+        """Ask every nsqd that was told RDY 0 for messages again; how many there were.
+
+        pynsq sets RDY anew when a message arrives, which none does at RDY 0. With more
+        connections than messages that may be held it takes turns by itself.
+        """
+        if self._stopped or len(self.conns) > self.max_in_flight:
+            return 0
+        idle = [conn for conn in self.conns.values() if not conn.rdy and not conn.closed()]
+        for conn in idle:
+            self._send_rdy(conn, self._connection_max_in_flight())
+            self._counters.add("rdy_restored")
+            logger.warning("nsqd_was_asked_for_nothing", extra={"nsqd": conn.id})
+        return len(idle)
+
     def is_writing(self) -> bool:
         return any(c.stream is not None and c.stream.writing() for c in self.conns.values())
 

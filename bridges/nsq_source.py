@@ -22,6 +22,8 @@ QUIET_S: Final = 0.1
 """After intake has stopped: nothing is under way any more when nothing came for this long."""
 DRAIN_LIMIT_S: Final = 2.0
 FLUSH_LIMIT_S: Final = 2.0
+WATCH_EVERY_S: Final = 5.0
+"""Between two looks for an nsqd that has messages and may send none."""
 FIRST_ATTEMPT: Final = 1
 
 
@@ -59,6 +61,11 @@ class NsqSource:
         self._last_arrival = 0.0
 
     @property
+    def ready(self) -> bool:
+        """Whether at least one nsqd is connected."""
+        return self._reader is not None and bool(self._reader.conns)
+
+    @property
     def extend_every_s(self) -> float:
         """A third of the shortest message timeout in force, or TOUCH_S if that is less."""
         reader = self._reader
@@ -73,8 +80,17 @@ class NsqSource:
         self._reader = Reader(self._settings, self._arrived, self._counters)
 
     async def run(self) -> None:
-        """Messages come through the reader's own callbacks."""
-        await asyncio.Event().wait()
+        """Messages come through the reader's own callbacks; see that they can."""
+        while not self._stopping:
+            await asyncio.sleep(WATCH_EVERY_S)
+            self.run_once()
+
+    def run_once(self) -> None:
+        """Have messages sent to us again where there is room for them and none may come."""
+        assert self._reader is not None, "a source runs after its start"
+        assert self._intake is not None, "a source runs after its start"
+        if self._intake.free_slots():
+            self._reader.wake_idle_connections()
 
     def _arrived(self, connection: Any, message: Any) -> None:
         """Own a message: from here on it gets exactly one answer, and never from the library."""

@@ -46,3 +46,41 @@ return dropped
 A consumer that is dropped takes its pending entries with it, so only one with none is, and
 nothing can come in between. Returns how many were dropped.
 """
+
+TRIM: Final = """
+local function before(a, b)
+    local a_ms, a_seq = string.match(a, '(%d+)-(%d+)')
+    local b_ms, b_seq = string.match(b, '(%d+)-(%d+)')
+    if a_ms == b_ms then
+        a_ms, b_ms = a_seq, b_seq
+    end
+    return #a_ms < #b_ms or #a_ms == #b_ms and a_ms < b_ms
+end
+local oldest = false
+for _, group in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do
+    local told = {}
+    for i = 1, #group, 2 do
+        told[group[i]] = group[i + 1]
+    end
+    local needed = told['last-delivered-id']
+    if told.pending > 0 then
+        local first = redis.call('XPENDING', KEYS[1], told.name)[2]
+        if first and before(first, needed) then
+            needed = first
+        end
+    end
+    if not oldest or before(needed, oldest) then
+        oldest = needed
+    end
+end
+if not oldest then
+    return 0
+end
+return redis.call('XTRIM', KEYS[1], 'MINID', '~', oldest)
+"""
+"""KEYS: stream. Returns how many entries were trimmed.
+
+Kept is whatever any group has not delivered or still has pending, and everything after it.
+Ids are compared as decimal strings: a Lua number would round a long one. In one script, or a
+group could come into being between the question and the trimming.
+"""

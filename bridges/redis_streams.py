@@ -11,13 +11,13 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import ResponseError
 
 from bridges.addresses import check_redis_names
 from bridges.backoff import Backoff
 from bridges.counters import Counters
 from bridges.delivery import Delivery, Intake, SourceUnavailable
-from bridges.redis_client import connect
+from bridges.redis_client import UNAVAILABLE, close, connect, forget_connections
 from bridges.redis_replies import (
     CURSOR_END,
     Entry,
@@ -27,7 +27,7 @@ from bridges.redis_replies import (
     read_range,
     whole_entry,
 )
-from bridges.redis_scripts import DROP_CONSUMERS, RENEW
+from bridges.redis_scripts import DROP_CONSUMERS, RENEW, TRIM
 from models.errors import DeadLetterReason, EventRefused
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ IDS_PER_SCRIPT: Final = 500
 DEAD_CONSUMER_IDLE_S: Final = 3600.0
 """A consumer that was not heard of for so long, and has nothing pending, is removed."""
 DROP_CONSUMERS_EVERY_S: Final = 60.0
+TRIM_EVERY_S: Final = 10.0
 GROUP_PAUSE_S: Final = 1.0
 """After a lost group was made again: one that is lost over and over makes no busy loop."""
 HAND_BACK_FACTOR: Final = 10
@@ -86,8 +87,15 @@ class RedisStreamSource:
         self._cursor = CURSOR_END
         self._next_reclaim = 0.0
         self._next_drop = 0.0
+        self._trims = settings.stream_trim
+        self._next_trim = 0.0
         self._stop = asyncio.Event()
         self._ended = asyncio.Event()
+
+    @property
+    def ready(self) -> bool:
+        """Whether the last read had an answer."""
+        return self._intake is not None and not self._backoff.failing
 
     @property
     def extend_every_s(self) -> float:
@@ -116,12 +124,13 @@ class RedisStreamSource:
     async def _run_guarded(self) -> None:
         try:
             await self.run_once()
-        except (RedisError, OSError) as error:
+        except UNAVAILABLE as error:
             if _is_no_group(error):
                 self._counters.add("group_lost")
                 logger.warning("stream_group_lost", extra={"place": self._place})
                 await self._make_group_again()
                 return
+            await forget_connections(self._reader, error)
             pause_s = self._backoff.failed()
             self._counters.add("read_failed")
             extra = {"error": type(error).__name__, "retry_s": round(pause_s, 1)}
@@ -163,6 +172,9 @@ class RedisStreamSource:
         if now >= self._next_drop:
             self._next_drop = now + DROP_CONSUMERS_EVERY_S
             await self._drop_consumers()
+        if self._trims and now >= self._next_trim:
+            self._next_trim = now + TRIM_EVERY_S
+            await self._trim()
         await self._read_new(self._intake.free_slots())
 
     async def _read_new(self, count: int) -> None:
@@ -260,6 +272,11 @@ class RedisStreamSource:
         )
         self._counters.add("consumers_dropped", int(dropped))
 
+    async def _trim(self) -> None:
+        """Let go of what every group of the stream has acked."""
+        trimmed = await self._commands.eval(TRIM, 1, self._stream)
+        self._counters.add("trimmed", int(trimmed))
+
     # -- answers ---------------------------------------------------------------------------
 
     async def ack(self, deliveries: Sequence[Delivery]) -> None:
@@ -298,8 +315,9 @@ class RedisStreamSource:
         try:
             return await self._commands.execute_command(*arguments)
         except ResponseError as error:
+            await forget_connections(self._commands, error)
             raise SourceUnavailable(_first_word(error)) from None
-        except (RedisError, OSError) as error:
+        except UNAVAILABLE as error:
             raise SourceUnavailable(type(error).__name__) from None
 
     # -- the end ---------------------------------------------------------------------------
@@ -316,13 +334,16 @@ class RedisStreamSource:
         """Take the own consumer away, if nothing is pending with it, and disconnect."""
         try:
             await self._drop_consumers(own="self")
-        except (RedisError, OSError):
+        except UNAVAILABLE:
             self._counters.add("close_failed")
         await self.disconnect()
 
     async def disconnect(self) -> None:
-        await self._reader.aclose()
-        await self._commands.aclose()
+        for client in (self._reader, self._commands):
+            try:
+                await close(client)
+            except UNAVAILABLE:
+                self._counters.add("close_failed")
 
 
 async def prepare(settings: Settings) -> None:

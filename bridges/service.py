@@ -9,6 +9,7 @@ from collections.abc import Coroutine, Iterator
 from typing import TYPE_CHECKING, Any
 
 from bridges.dispatcher import Publisher, make_publisher
+from bridges.health import listen, serving
 from bridges.start import (
     LEDGER_THREADS,
     PUBLISH_THREADS,
@@ -27,6 +28,8 @@ from models.logs import configure_logging
 from models.settings import load_settings
 
 if TYPE_CHECKING:
+    import socket
+
     from models.ledger import Ledger
     from models.settings import Settings
 
@@ -55,7 +58,8 @@ def serve(kind: str) -> None:
             check_nsq(settings)
         else:
             check_redis(settings)
-        _run_logged(_serve(settings, kind, ledger, publisher))
+        probes = listen(settings.bridge_health_listen)
+        _run_logged(_serve(settings, kind, ledger, publisher, probes))
     finally:
         engine.dispose()
 
@@ -78,7 +82,13 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
         yield error
 
 
-async def _serve(settings: Settings, kind: str, ledger: Ledger, publisher: Publisher) -> None:
+async def _serve(
+    settings: Settings,
+    kind: str,
+    ledger: Ledger,
+    publisher: Publisher,
+    probes: list[socket.socket],
+) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in STOP_SIGNALS:
@@ -90,4 +100,5 @@ async def _serve(settings: Settings, kind: str, ledger: Ledger, publisher: Publi
         executors = (for_ledger, for_publishing)
         bridge = assemble(settings, source_maker(kind), ledger, publisher, executors)
         logger.info("bridge_started", extra={"max_in_flight": settings.bridge_max_in_flight})
-        await bridge.run(stop)
+        with serving(bridge, probes, settings.bridge_stalled_after_s):
+            await bridge.run(stop)

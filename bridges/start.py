@@ -150,7 +150,13 @@ def assemble(
     for_ledger, for_publishing = executors
     parts = Parts(
         watcher=CommitWatcher(ledger, LedgerCalls(for_ledger), settings.limits),
-        dispatcher=Dispatcher(publisher, for_publishing, settings.limits, counters),
+        dispatcher=Dispatcher(
+            publisher,
+            for_publishing,
+            settings.limits,
+            counters,
+            max_depth=settings.bridge_max_queue_depth,
+        ),
         dead_letters=DeadLetterWriter(
             DeadLetters(ledger.engine), LedgerCalls(for_ledger), settings.limits
         ),

@@ -41,7 +41,15 @@ class Settings:
     nsq_tls_cert: str = ""
     nsq_tls_key: str = ""
     nsq_auth_secret: str = field(default="", repr=False)
+    stream_trim: bool = False
+    """Entries that every group of the stream has acked are trimmed away."""
     bridge_max_in_flight: int = 200
+    bridge_max_queue_depth: int = 10_000
+    """Charges that may wait on the Celery queue; beyond it a bridge publishes no more. 0: any."""
+    bridge_health_listen: str = ""
+    """`host:port` of a bridge's /healthz, /readyz and /metrics; empty: there are none."""
+    bridge_stalled_after_s: float = 120
+    """A bridge that holds deliveries and moves none for so long says that it is not healthy."""
     stripe_api_key: str = field(default="", repr=False)
     stripe_api_base: str = "https://api.stripe.com"
     stripe_charge_api: str = "payment_intents"
@@ -100,6 +108,7 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
     _check_namespace(settings.charge_namespace)
     limits = _load_limits(source)
     _check_vault(settings)
+    _check_bridge(settings)
     if settings.stripe_charge_api not in ("payment_intents", "charges"):
         raise ConfigurationError("STRIPE_CHARGE_API must be payment_intents or charges")
     _check_rates(settings)
@@ -134,6 +143,17 @@ def _check_vault(settings: Settings) -> None:
                 "VAULT_ENCRYPTION_KEYS must be Fernet keys (32 bytes in URL-safe base64) "
                 "with commas between"
             )
+
+
+def _check_bridge(settings: Settings) -> None:
+    if settings.bridge_max_queue_depth < 0:
+        raise ConfigurationError("BRIDGE_MAX_QUEUE_DEPTH must be 0 or more")
+    if not 0 < settings.bridge_stalled_after_s < math.inf:
+        raise ConfigurationError("BRIDGE_STALLED_AFTER_S must be a finite number above 0")
+    listen = settings.bridge_health_listen
+    host, _, port = listen.rpartition(":")
+    if listen and not (host and port.isdecimal() and 0 < int(port) <= MAX_PORT):
+        raise ConfigurationError("BRIDGE_HEALTH_LISTEN must be host:port")
 
 
 def _check_rates(settings: Settings) -> None:

@@ -14,6 +14,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from bridges import nsq_source
+from bridges.bridge import Bridge
 from models.events import event_from_json
 from models.ledger import Ledger, Retry
 from models.settings import load_settings
@@ -238,6 +240,25 @@ def test_a_stopped_bridge_leaves_no_message_behind_on_the_way(
     wait_until(lambda: nsq.channel()["depth"] == 200, 2, "all wait for another bridge")
     assert nsq.channel()["in_flight_count"] == 0
     assert nsq.channel()["client_count"] == 0
+
+
+def test_an_nsqd_that_was_asked_for_nothing_is_asked_again(
+    environment: dict[str, str], start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nsq_source, "WATCH_EVERY_S", 0.3)
+    nsq = Nsq(environment)
+    bridge = start({**environment, "NSQ_LOOKUPD_HTTP_ADDRESS": ""})
+    bridge.wait_count("connected", 1)
+
+    def forget(of: Bridge) -> None:
+        reader = of.source._reader  # type: ignore[attr-defined]  # as a slip of the library would
+        for conn in reader.conns.values():
+            reader._send_rdy(conn, 0)
+
+    bridge.call(forget)
+    nsq.publish(billing_event("stuck"))
+    bridge.wait_count("taken", 1, 5)
+    assert bridge.count("rdy_restored") >= 1
 
 
 def test_lookupd_alone_is_enough_to_find_nsqd(environment: dict[str, str], start: Start) -> None:

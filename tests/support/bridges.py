@@ -8,19 +8,22 @@ import json
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 import redis
 from celery import Celery
 
 from bridges.bridge import Bridge
 from bridges.dispatcher import Publisher
+from bridges.health import listen, serving
 from bridges.start import LEDGER_THREADS, assemble, check_ledger, source_maker
 from bridges.threads import DaemonThreads
 from models.database import make_engine
 from models.settings import Settings
 from tests.support.waiting import wait_until
 
+T = TypeVar("T")
 ENDS_WITHIN_S = 20.0
 
 
@@ -61,10 +64,21 @@ class RunningBridge:
             with DaemonThreads(LEDGER_THREADS, "l") as one, DaemonThreads(1, "p") as other:
                 source = source_maker(self.kind)
                 bridge = assemble(self.settings, source, ledger, publisher, (one, other))
-                self.bridge = bridge
-                await bridge.run(self._stop)
+                sockets = listen(self.settings.bridge_health_listen)
+                with serving(bridge, sockets, self.settings.bridge_stalled_after_s):
+                    self.bridge = bridge
+                    await bridge.run(self._stop)
         finally:
             engine.dispose()
+
+    def call(self, function: Callable[[Bridge], T]) -> T:
+        """Call this with the bridge, on the bridge's own loop."""
+        assert self._loop is not None
+        assert self.bridge is not None
+        answer: Future[T] = Future()
+        bridge = self.bridge
+        self._loop.call_soon_threadsafe(lambda: answer.set_result(function(bridge)))
+        return answer.result(10)
 
     def count(self, name: str) -> int:
         """How often something has happened (see bridges/counters.py)."""

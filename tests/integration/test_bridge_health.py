@@ -1,0 +1,190 @@
+"""What a bridge tells a probe, and what it does when the workers cannot follow."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import redis
+
+from models.events import event_from_json
+from models.ledger import Ledger, Retry
+from models.settings import Settings, load_settings
+from sandbox.health import http
+from sandbox.ports import free_port
+from tests.support.bridges import RunningBridge, published, wait_published
+from tests.support.brokers import Broker, Nsq, Stream
+from tests.support.ledgers import claimed, new_record, outcome
+from tests.support.producers import billing_event
+from tests.support.services import Services
+from tests.support.waiting import stays, wait_until
+
+Start = Callable[..., RunningBridge]
+
+
+@pytest.fixture(params=["nsq", "redis"])
+def broker(
+    request: pytest.FixtureRequest, services: Services, database_url: str, celery_broker_url: str
+) -> Broker:
+    environment = {
+        **services.stack.settings,
+        "DATABASE_URL": database_url,
+        "CELERY_BROKER_URL": celery_broker_url,
+        "BRIDGE_HEALTH_LISTEN": f"127.0.0.1:{free_port()}",
+        "LIMITS_CHECK": "warn",
+        "BACKOFF_BASE_S": "0.2",
+        "BACKOFF_CAP_S": "0.5",
+        "TOUCH_S": "0.3",
+    }
+    if request.param == "nsq":
+        environment["NSQ_TOPIC"] = request.getfixturevalue("nsq_topic")
+        return Nsq(environment)
+    environment["REDIS_URL"] = request.getfixturevalue("redis_url")
+    return Stream(environment)
+
+
+@pytest.fixture
+def settings(broker: Broker) -> Settings:
+    return load_settings(broker.environment)
+
+
+@pytest.fixture
+def start(broker: Broker) -> Iterator[Start]:
+    with ExitStack() as stack:
+
+        def start_one(**changes: str) -> RunningBridge:
+            told = load_settings({**broker.environment, **changes})
+            return stack.enter_context(RunningBridge(told, broker.kind))
+
+        yield start_one
+
+
+def page(broker: Broker, path: str) -> tuple[int, bytes]:
+    address = broker.environment["BRIDGE_HEALTH_LISTEN"]
+    reply = http.request("GET", f"http://{address}{path}")
+    return reply.status, reply.data
+
+
+def state(broker: Broker, path: str) -> tuple[int, list[str]]:
+    status, body = page(broker, path)
+    return status, json.loads(body)["problems"]
+
+
+def is_ready(broker: Broker) -> bool:
+    return state(broker, "/readyz") == (200, [])
+
+
+def metric(broker: Broker, name: str, **labels: str) -> float:
+    """The value of one line of the metrics page; 0 when it is not there."""
+    wanted = {f'{label}="{value}"' for label, value in labels.items()}
+    for line in page(broker, "/metrics")[1].decode().splitlines():
+        told, _, value = line.rpartition(" ")
+        found, _, rest = told.partition("{")
+        if found == f"chargebridge_bridge_{name}" and wanted <= set(rest.rstrip("}").split(",")):
+            return float(value)
+    return 0.0
+
+
+def settle(ledger: Ledger, event: dict[str, Any]) -> None:
+    claim = claimed(ledger, new_record(event_from_json(event)))
+    ledger.record_outcome(claim, outcome(), Retry(1))
+
+
+def test_the_metrics_page_shows_what_was_done_with_deliveries(
+    broker: Broker, start: Start, settings: Settings, ledger: Ledger
+) -> None:
+    bridge = start()
+    events = [billing_event(f"shown_{n}", description="marker-of-a-secret") for n in range(3)]
+    for event in events:
+        broker.publish(event)
+    broker.publish(b"not json")
+    wait_published(settings, 3)
+    bridge.wait_count("acked", 1)
+    bridge.wait_count("renewed", 3)
+    source = broker.kind
+    assert metric(broker, "in_flight", source=source) == 3
+    for event in events:
+        settle(ledger, event)
+    bridge.wait_count("acked", 4)
+    assert metric(broker, "in_flight", source=source) == 0
+    assert metric(broker, "deliveries_total", source=source, disposition="ack") == 4
+    assert metric(broker, "dead_letters_total", source=source, reason="invalid_json") == 1
+    assert metric(broker, "published_total", source=source) == 3
+    assert metric(broker, "renewals_total", source=source) >= 3
+    assert metric(broker, "time_to_commit_seconds_count") == 4
+    text = page(broker, "/metrics")[1].decode()
+    assert "marker-of-a-secret" not in text
+    assert "shown_" not in text
+
+
+def test_a_bridge_without_its_ledger_is_alive_but_not_ready(
+    broker: Broker, start: Start, services: Services
+) -> None:
+    start()
+    wait_until(lambda: is_ready(broker), 10, "ready")
+    services.kill("postgres")
+    broker.publish(billing_event("away"))
+    wait_until(lambda: state(broker, "/readyz") == (503, ["ledger"]), 15, "not ready")
+    assert state(broker, "/healthz") == (200, [])
+    services.heal()
+    wait_until(lambda: is_ready(broker), 15, "ready again")
+
+
+def test_a_bridge_that_moves_nothing_while_there_is_work_is_not_healthy(
+    broker: Broker, start: Start, services: Services, settings: Settings
+) -> None:
+    bridge = start(BRIDGE_STALLED_AFTER_S="1.5")
+    stays(lambda: state(broker, "/healthz") == (200, []), 2.0, "no work is no fault")
+    services.kill("postgres")
+    broker.publish(billing_event("stalled"))
+    wait_until(lambda: state(broker, "/healthz") == (503, ["stalled"]), 10, "it says so")
+    services.heal()
+    wait_published(settings, 1)
+    wait_until(lambda: state(broker, "/healthz") == (200, []), 5, "healthy again")
+    assert bridge.held == 1
+
+
+def test_a_full_task_queue_stops_publishing_and_then_intake_but_loses_nothing(
+    broker: Broker, start: Start, settings: Settings, ledger: Ledger
+) -> None:
+    with redis.Redis.from_url(settings.celery_broker_url) as client:
+        for number in range(5):
+            client.lpush("charges", json.dumps({"number": number}))
+        bridge = start(BRIDGE_MAX_QUEUE_DEPTH="5", BRIDGE_MAX_IN_FLIGHT="4")
+        events = [billing_event(f"full_{n}") for n in range(8)]
+        for event in events:
+            broker.publish(event)
+        bridge.wait_count("taken", 4)
+        stays(lambda: bridge.held == 4 and client.llen("charges") == 5, 2.5, "held, not published")
+        assert metric(broker, "queue_full", source=broker.kind) == 1
+        client.delete("charges")
+    wait_published(settings, 4)
+    for event in events:
+        settle(ledger, event)
+    bridge.wait_count("acked", 8)
+    wait_until(lambda: broker.unfinished() == 0, 5, "all acked")
+
+
+def test_what_is_settled_is_acked_while_the_task_queue_is_full(
+    broker: Broker, start: Start, settings: Settings, ledger: Ledger
+) -> None:
+    with redis.Redis.from_url(settings.celery_broker_url) as client:
+        client.lpush("charges", "{}")
+    paid = billing_event("paid")
+    settle(ledger, paid)
+    bridge = start(BRIDGE_MAX_QUEUE_DEPTH="1")
+    broker.publish(billing_event("waits"))
+    wait_until(lambda: metric(broker, "queue_full", source=broker.kind) == 1, 10, "full")
+    broker.publish(paid)
+    bridge.wait_count("acked", 1)
+    assert bridge.held == 1
+
+
+def test_an_address_in_use_is_refused_in_one_line(broker: Broker, start: Start) -> None:
+    start()
+    with pytest.raises(Exception, match="BRIDGE_HEALTH_LISTEN: cannot listen there"):
+        start()
+    assert published(load_settings(broker.environment)) == []
