@@ -12,8 +12,8 @@ from tests.support.roles import Role
 from tests.support.waiting import NeverHappenedError, wait_until
 
 PIPELINE_ENV = SHORT_DELIVERIES
-FLOW = 150
-STOPS_AT = (10, 50, 90)
+FLOW = 100
+STOPS_AT = (10, 40, 70)
 """Charges made when the workers are told to stop."""
 STOP_GRACE_S = 20.0
 
