@@ -263,6 +263,43 @@ def test_a_consumer_is_removed_when_it_is_gone_for_long_and_nothing_is_pending_w
     assert stream.consumers()["with_pending"] == 1
 
 
+@both_servers
+def test_only_what_every_group_has_acked_is_trimmed(
+    stream: Stream,
+    start: Start,
+    settings: Settings,
+    ledger: Ledger,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(redis_streams, "TRIM_EVERY_S", 0.2)
+    with stream.client() as client:
+        client.config_set("stream-node-max-entries", 10)
+        client.xgroup_create(stream.stream, "another", "0")
+        for number in range(100):
+            settle(ledger, f"trim_{number}")
+            stream.publish(billing_event(f"trim_{number}"))
+        kept = [entry.decode() for entry, _ in client.xrange(stream.stream)]
+        bridge = start(STREAM_TRIM="yes")
+        bridge.wait_count("acked", 100)
+        stays(lambda: client.xlen(stream.stream) == 100, 1.0, "another group needs them")
+        client.xreadgroup("another", "its", {stream.stream: ">"}, count=60)
+        client.xack(stream.stream, "another", *kept[:40], *kept[50:60])
+        wait_until(lambda: client.xlen(stream.stream) < 100, 5, "trimmed")
+        stays(lambda: bool(client.xrange(stream.stream, kept[40], kept[40])), 0.5, "still pending")
+        assert len(client.xrange(stream.stream, kept[40])) == 60
+        assert client.xlen(stream.stream) <= 70
+        assert bridge.count("trimmed") == 100 - client.xlen(stream.stream)
+
+
+@both_servers
+def test_nothing_is_trimmed_unasked(stream: Stream, start: Start, ledger: Ledger) -> None:
+    settle(ledger, "kept")
+    stream.publish(billing_event("kept"))
+    start().wait_count("acked", 1)
+    with stream.client() as client:
+        stays(lambda: client.xlen(stream.stream) == 1, 1.0, "it stays")
+
+
 def test_redis_away_is_waited_for(
     stream: Stream, start: Start, services: Services, settings: Settings
 ) -> None:
