@@ -99,6 +99,7 @@ billing_records: Final = Table(
         postgresql_where=text("state IN ('processing', 'requires_action')"),
     ),
     Index("billing_records_run", "billing_run", "currency", "state"),
+    Index("billing_records_period_key", "billing_period", "charge_key"),
     Index("billing_records_state_key", "state", "charge_key"),
 )
 

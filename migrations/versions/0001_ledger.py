@@ -116,6 +116,9 @@ def _records() -> None:
         ["next_attempt_at"],
         postgresql_where=sa.text("state IN ('processing', 'requires_action')"),
     )
+    op.create_index(
+        "billing_records_period_key", "billing_records", ["billing_period", "charge_key"]
+    )
     op.create_index("billing_records_state_key", "billing_records", ["state", "charge_key"])
 
 
