@@ -19,7 +19,7 @@ from sandbox.roles import ROLES
 from sandbox.stack import DEFAULT_VAULT_MODE, Limits, Stack
 
 DEFAULT_DIRECTORY = CHECKOUT / ".sandbox"
-DOWN_WITHIN_S = 90.0
+DOWN_WITHIN_S = 150.0
 CLOCK_ROLES = ("beat", "worker-control", "worker")
 UNITS_S = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 

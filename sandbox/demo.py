@@ -12,6 +12,7 @@ import fcntl
 import json
 import random
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -25,7 +26,8 @@ from typing import Any
 import psycopg
 import redis
 
-from sandbox import health
+from sandbox import health, roles
+from sandbox.binaries import CHECKOUT
 from sandbox.files import write_json
 from sandbox.processes import SandboxError
 from sandbox.stack import LocalKeeper, Stack
@@ -52,7 +54,10 @@ SETTLED = (
 
 @dataclass(frozen=True)
 class Proof:
-    """What was published and what became of it; `charged` counts distinct billing events."""
+    """What was published and what became of it; `charged` counts distinct billing events.
+
+    Cap, settled and held are the vault's, over all billing runs.
+    """
 
     published: int
     distinct: int
@@ -64,13 +69,23 @@ class Proof:
     redis_pending: int
     ledger_total_cents: int
     stripe_total_cents: int
+    cap_cents: int
+    settled_cents: int
+    held_cents: int
     seconds: float
 
     @property
     def holds(self) -> bool:
-        """Once each, nothing forgotten, nothing left, and both sides count the same money."""
-        wrong = (self.duplicate_charges, self.missed, self.nsq_unfinished, self.redis_pending)
-        return not any(wrong) and self.ledger_total_cents == self.stripe_total_cents
+        """Once each, nothing forgotten, nothing left; all sides count the same money."""
+        wrong = (
+            self.duplicate_charges,
+            self.missed,
+            self.nsq_unfinished,
+            self.redis_pending,
+            self.held_cents,
+        )
+        totals = {self.ledger_total_cents, self.stripe_total_cents, self.settled_cents}
+        return not any(wrong) and len(totals) == 1 and self.settled_cents <= self.cap_cents
 
 
 def main(directory: Path, events: int, json_file: Path | None) -> int:
@@ -162,6 +177,7 @@ class Demo:
         say("starting PostgreSQL, Redis, nsqd and the simulator")
         self.stack.bring_up(self.keeper, say)
         say(f"the stack is healthy after {time.monotonic() - begun:.1f} s")
+        self._open_run()
         self._disturb_stripe()
         planned = deliveries(self.events)
         third = -(-len(planned) // 3)
@@ -175,6 +191,20 @@ class Demo:
         return self._proof(len(planned), begun)
 
     # --- causing -----------------------------------------------------------------------------
+
+    def _open_run(self) -> None:
+        """The cap is a tenth above what the events come to: charging twice would pass it."""
+        total = sum(billing_event(number)["amount_cents"] for number in range(self.events))
+        opened = subprocess.run(
+            roles.celery("run", "open", PERIOD, "--expected-total-cents", str(total)),
+            env={**self.stack.place.base_environment, **self.settings},
+            cwd=CHECKOUT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if opened.returncode != 0:
+            raise SandboxError(f"the run could not be opened: {opened.stderr.strip()[-500:]}")
 
     def _disturb_stripe(self) -> None:
         """The first of these with times left wins: some answers are lost, all others late."""
@@ -212,6 +242,7 @@ class Demo:
             self._count_settled() >= self.events
             and self._nsq_unfinished() == 0
             and self._redis_pending() == 0
+            and self._budgets("held_cents") == 0
         )
 
     def _wait(self, condition: Callable[[], bool], deadline: float) -> bool:
@@ -233,6 +264,9 @@ class Demo:
             row = link.execute(query.encode(), values).fetchone()
         assert row is not None
         return int(row[0])
+
+    def _budgets(self, column: str) -> int:
+        return self._query(f"SELECT coalesce(sum({column}), 0) FROM billing_runs")  # noqa: S608
 
     def _count_settled(self) -> int:
         query = "SELECT count(*) FROM billing_records WHERE state = ANY(%s)"
@@ -271,6 +305,9 @@ class Demo:
             redis_pending=self._redis_pending(),
             ledger_total_cents=self._query(total),
             stripe_total_cents=sum(int(c["amount"]) for c in charges),
+            cap_cents=self._budgets("cap_cents"),
+            settled_cents=self._budgets("settled_cents"),
+            held_cents=self._budgets("held_cents"),
             seconds=round(time.monotonic() - begun, 1),
         )
 

@@ -36,6 +36,8 @@ CONTROL_SLOTS = 2
 REDIS_DATABASES = 512
 WORKER_GRACE_S = 45.0
 """A warm stop waits for running charges; Celery's hard limit is below this."""
+VAULT_GRACE_S = {"fast": 20.0, "default": 85.0}
+"""By the time limits: a stop waits for what is under way at Stripe (VAULT_UPSTREAM_S)."""
 
 Pool = Literal["prefork", "threads", "solo"]
 
@@ -141,7 +143,8 @@ def celery(*arguments: str) -> list[str]:
 
 
 def vault(place: Place, settings: Mapping[str, str], name: str = VAULT) -> RoleSpec:
-    return place.spec(name, celery("vault", "serve"), settings)
+    grace_s = VAULT_GRACE_S["fast" if settings.get("LIMITS") == "fast" else "default"]
+    return place.spec(name, celery("vault", "serve"), settings, grace_s=grace_s)
 
 
 def celery_worker(

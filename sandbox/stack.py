@@ -29,7 +29,7 @@ HEALTHY_WITHIN_S = 60.0
 MIGRATE_WITHIN_S = 120.0
 POLL_S = 0.1
 STRIPE_KEY = "sk_test_sandbox"
-DEFAULT_VAULT_MODE = "off"
+DEFAULT_VAULT_MODE = "self"
 AUTO_OPEN_CENTS = 1_000_000_000_000
 """So that the sandbox charges any billing run without a run being opened first."""
 
@@ -157,6 +157,7 @@ class Stack:
     def spec(self, name: str) -> RoleSpec:
         """How a role is started. Raises SandboxError for a role there is not."""
         place, settings, ports = self.place, self.settings, self.ports
+        own = worker_settings(settings)
         log = self.directory / "logs" / "postgres.log"
         makers: dict[str, Callable[[], RoleSpec]] = {
             "postgres": lambda: self.postgres.spec(log, dict(place.base_environment)),
@@ -165,8 +166,8 @@ class Stack:
             "nsqd": lambda: roles.nsqd(place, ports),
             "stripe": lambda: roles.stripe(place, ports["stripe"]),
             "vault": lambda: roles.vault(place, settings),
-            "worker": lambda: roles.worker(place, settings),
-            "worker-control": lambda: roles.worker_control(place, settings),
+            "worker": lambda: roles.worker(place, own),
+            "worker-control": lambda: roles.worker_control(place, own),
             "beat": lambda: roles.beat(place, settings),
             "bridge-nsq": lambda: roles.bridge(place, settings, "nsq"),
             "bridge-redis": lambda: roles.bridge(place, settings, "redis"),
@@ -191,7 +192,7 @@ class Stack:
             "nsqlookupd": lambda: health.answers(self.url("nsqlookupd-http", "/ping")),
             "nsqd": lambda: health.answers(self.url("nsqd-http", "/ping")),
             "stripe": lambda: health.answers(self.url("stripe", "/_sim/health")),
-            "vault": lambda: health.listens(settings["VAULT_URL"]),
+            "vault": lambda: health.answers(self.url("vault", "/readyz")),
             "worker": lambda: health.celery_worker(broker, "worker"),
             "worker-control": lambda: health.celery_worker(broker, "worker-control"),
             "beat": lambda: health.beat(roles.beat_schedule(place), started),
@@ -248,7 +249,7 @@ class Stack:
             clock.install(self.settings["DATABASE_URL"])
         self.create_queues()
         if set(self.names) - set(roles.SERVICES):
-            say("starting workers, beat, bridges and Flower")
+            say("starting the vault, workers, beat, bridges and Flower")
         for stage in ((roles.VAULT,), roles.APPLICATION, (roles.FLOWER,)):
             self._start(keeper, stage)
         write_env(self.directory / "env", self.settings)
@@ -343,6 +344,12 @@ def vault_settings(port: int, known: Mapping[str, str]) -> dict[str, str]:
         "VAULT_ENCRYPTION_KEYS": known["vault-encryption"],
         "RUN_AUTO_OPEN_EXPECTED_CENTS": str(AUTO_OPEN_CENTS),
     }
+
+
+def worker_settings(settings: Mapping[str, str]) -> dict[str, str]:
+    """What workers are told: behind a vault they have no way to Stripe of their own."""
+    around = ("STRIPE_API_KEY", "STRIPE_API_BASE") if settings["VAULT_MODE"] == "self" else ()
+    return {name: value for name, value in settings.items() if name not in around}
 
 
 def create_channel(settings: Mapping[str, str]) -> None:

@@ -23,6 +23,7 @@ from models.settings import Settings
 from models.states import State
 from sandbox import binaries, roles
 from sandbox.ports import free_port
+from sandbox.stack import new_encryption_key
 from tests.support.faults import FaultPoints
 from tests.support.ledgers import event
 from tests.support.roles import RoleStarter
@@ -201,6 +202,13 @@ def test_logs_and_task_events_show_keys_and_never_an_event(
 
 # --- starts that are refused -------------------------------------------------------------------
 
+VAULTED = {
+    "VAULT_MODE": "self",
+    "VAULT_URL": "http://127.0.0.1:1",
+    "VAULT_ADMIN_KEY": "admin-key-of-the-tests",
+    "VAULT_ENCRYPTION_KEYS": new_encryption_key(),
+}
+
 
 @pytest.mark.parametrize(
     ("changes", "says"),
@@ -209,6 +217,10 @@ def test_logs_and_task_events_show_keys_and_never_an_event(
         ({"DATABASE_URL": ""}, "DATABASE_URL is not set"),
         ({"STRIPE_API_KEY": ""}, "STRIPE_API_KEY is not set"),
         ({"VAULT_MODE": ""}, "VAULT_MODE is not set"),
+        ({**VAULTED, "VAULT_URL": ""}, "VAULT_URL is not set"),
+        ({**VAULTED, "VAULT_URL": "vault:8410"}, "VAULT_URL must be an http or https URL"),
+        ({**VAULTED, "VAULT_ADMIN_KEY": ""}, "VAULT_ADMIN_KEY is not set"),
+        ({**VAULTED, "VAULT_ENCRYPTION_KEYS": ""}, "VAULT_ENCRYPTION_KEYS is not set"),
         ({"LEASE_S": "1"}, "HARD_LIMIT_S (8) must be less than LEASE_S (1)"),
         ({"CELERY_BROKER_URL": "redis://127.0.0.1:1/0"}, "CELERY_BROKER_URL: the broker does not"),
         ({"DATABASE_URL": "postgresql://x@127.0.0.1:1/x"}, "DATABASE_URL: connection "),

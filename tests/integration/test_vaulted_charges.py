@@ -7,26 +7,45 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from celery import Celery
 from cryptography.fernet import Fernet
 from sqlalchemy.engine import Engine
 
 from models.billing_runs import BillingRuns
 from models.keys import charge_key
+from models.ledger import Ledger
+from models.ledger_reads import LedgerReads
 from models.run_keys import RunKeys
+from models.settings import load_settings
 from models.states import State
 from tasks.polling import Polling
 from tasks.recharge_flow import Approval, Recharges
+from tasks.sweep import Sweep
+from tests.support import ledgers
 from tests.support.faults import FaultPoints
 from tests.support.flows import PERIOD, Worker
+from tests.support.roles import RoleStarter
 from tests.support.stripe import Stripe
 from tests.support.vault import ADMIN_KEY, RUN, Books, VaultProcess
-from tests.support.waiting import wait_until
+from tests.support.waiting import stays, wait_until
 
 EXPECTED = 10_000
 CAP = 11_000
 AMOUNT = 2_500
 KEYS = Fernet.generate_key().decode()
 MakeWorker = Callable[..., Worker]
+
+
+def vaulted_settings(vault: VaultProcess, **env: str) -> dict[str, Any]:
+    return {
+        "VAULT_MODE": "self",
+        "VAULT_URL": vault.url,
+        "VAULT_ADMIN_KEY": ADMIN_KEY,
+        "VAULT_ENCRYPTION_KEYS": KEYS,
+        "STRIPE_API_KEY": "",
+        "STRIPE_API_BASE": "http://127.0.0.1:9",
+        **env,
+    }
 
 
 @pytest.fixture
@@ -37,16 +56,7 @@ def make_worker(
     made: list[Worker] = []
 
     def make(**env: str) -> Worker:
-        settings = {
-            "VAULT_MODE": "self",
-            "VAULT_URL": vault.url,
-            "VAULT_ADMIN_KEY": ADMIN_KEY,
-            "VAULT_ENCRYPTION_KEYS": KEYS,
-            "STRIPE_API_KEY": "",
-            "STRIPE_API_BASE": "http://127.0.0.1:9",
-            **env,
-        }
-        made.append(Worker(environment, stripe, **settings))
+        made.append(Worker(environment, stripe, **vaulted_settings(vault, **env)))
         return made[-1]
 
     yield make
@@ -102,9 +112,12 @@ def test_what_is_over_the_cap_is_blocked_and_charged_once_after_a_raise(
     assert not report.cap_will_hold
     runs.raise_cap(RUN, "usd", 2 * EXPECTED, "two more customers")
     published: list[str] = []
-    recharges = Recharges(
-        worker.actions, worker.here.reads, lambda key: published.append(key) is None
-    )
+
+    def publish(key: str) -> bool:
+        published.append(key)
+        return True
+
+    recharges = Recharges(worker.actions, worker.here.reads, publish)
     approval = Approval(reason="the cap was raised")
     lines = list(recharges.many(PERIOD, State.BLOCKED, approval, limit=10, dry_run=False))
     assert [line.done for line in lines] == [True, True]
@@ -274,3 +287,47 @@ def test_a_key_that_is_renewed_under_load_loses_nothing(
     assert done == [State.CHARGED] * 30
     assert len(stripe.charges()) == 30
     assert budget(books) == (30 * AMOUNT, 0)
+
+
+def test_a_vault_that_is_killed_under_load_is_waited_for(
+    role: RoleStarter,
+    vault: VaultProcess,
+    celery_broker_url: str,
+    engine: Engine,
+    books: Books,
+    stripe: Stripe,
+) -> None:
+    vaulted = vaulted_settings(vault, RUN_AUTO_OPEN_EXPECTED_CENTS=str(1000 * AMOUNT))
+    worker = role("worker", **vaulted)
+    stripe.fault("latency", times=1000, seconds=0.2)
+    events = [ledgers.event(customer_id=f"cust_{number}", billing_run=RUN) for number in range(40)]
+    keys = [charge_key(one.customer_id, one.billing_period) for one in events]
+    app = Celery("chargebridge-test", broker=celery_broker_url, set_as_current=False)
+
+    def publish(key: str, given: dict[str, Any] | None = None) -> None:
+        kwargs = {"event": given, "source": "nsq"}
+        app.send_task("tasks.charge", args=[key], kwargs=kwargs, queue="charges")
+
+    for key, one in zip(keys, events, strict=True):
+        publish(key, one.to_json())
+    wait_until(lambda: len(stripe.charges()) >= 8, 40, "charges under way")
+    vault.kill()
+    # What had reached Stripe by then may end; nothing else begins.
+    begun = len(stripe.creates())
+    sweep = Sweep(
+        Ledger(engine, load_settings(worker.settings).limits, "test"), LedgerReads(engine), publish
+    )
+    stays(lambda: sweep.run() >= 0 and len(stripe.creates()) == begun, 4, "no charge around it")
+    assert begun < len(keys)
+    vault.restart()
+
+    def all_charged() -> bool:
+        sweep.run()
+        found = sweep.ledger.read_statuses(keys)
+        return len(found) == len(keys) and all(s.state is State.CHARGED for s in found.values())
+
+    wait_until(all_charged, 60, "all are charged")
+    app.close()
+    charged = [one["metadata"]["charge_key"] for one in stripe.charges()]
+    assert sorted(charged) == sorted(keys)
+    assert budget(books) == (sum(one.amount_cents for one in events), 0)

@@ -21,6 +21,9 @@ GOOD = Proof(
     redis_pending=0,
     ledger_total_cents=7,
     stripe_total_cents=7,
+    cap_cents=8,
+    settled_cents=7,
+    held_cents=0,
     seconds=1.0,
 )
 
@@ -52,6 +55,9 @@ def test_a_proof_holds_when_nothing_is_wrong() -> None:
         {"nsq_unfinished": 1},
         {"redis_pending": 1},
         {"stripe_total_cents": 8},
+        {"settled_cents": 8},
+        {"held_cents": 1},
+        {"cap_cents": 6},
     ],
 )
 def test_a_proof_fails_on_each_single_fault(wrong: dict[str, int]) -> None:
