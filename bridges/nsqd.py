@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import socket
+import ssl
 import struct
+from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -18,29 +20,78 @@ _FRAME_RESPONSE: Final = 0
 _MAX_ANSWER_BYTES: Final = 64 * 1024
 
 
-def identify(address: str, *, tls: bool = False) -> dict[str, Any]:
-    """Ask an nsqd at its TCP address who it is: timeouts in ms, limits, version.
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    """How a start introduces itself to an nsqd: as the reader will do later."""
 
-    Raises SourceUnavailable when nobody answers, or somebody who is not nsqd, or one that
-    has no TLS where it is wanted.
+    topic: str
+    channel: str
+    secret: str = ""
+    tls: ssl.SSLContext | None = None
+
+
+def greet(address: str, greeting: Greeting) -> dict[str, Any]:
+    """Ask an nsqd at its TCP address who it is, and whether it takes us.
+
+    Returns its answer to IDENTIFY (timeouts in ms, limits, version). Raises SourceUnavailable
+    when nobody answers, or somebody who is not nsqd, or one that has no TLS where it is
+    wanted, or that does not accept the certificate or the secret.
     """
     host, port = host_and_port("NSQD_TCP_ADDRESS", address)
-    asked = {"client_id": "chargebridge", "feature_negotiation": True, "tls_v1": tls}
-    body = json.dumps(asked).encode()
     try:
         with socket.create_connection((host, port), timeout=TIMEOUT_S) as link:
-            link.sendall(b"  V2IDENTIFY\n" + struct.pack(">l", len(body)) + body)
-            size, frame = struct.unpack(">ll", _exactly(link, 8))
-            if frame != _FRAME_RESPONSE or not 4 <= size <= _MAX_ANSWER_BYTES:
-                raise SourceUnavailable(f"{address} does not speak NSQ")
-            answer = json.loads(_exactly(link, size - 4))
+            answer = _identify(address, link, tls=greeting.tls is not None)
+            if greeting.tls is None:
+                _authorize(address, link, greeting, answer)
+                return answer
+            with greeting.tls.wrap_socket(link, server_hostname=host) as secured:
+                _read(address, secured)  # OK
+                _authorize(address, secured, greeting, answer)
+                return answer
+    except ssl.SSLError as error:
+        raise SourceUnavailable(f"{address}: no trusted TLS ({error.reason})") from None
     except (OSError, ValueError) as error:
         raise SourceUnavailable(f"{address} does not answer ({type(error).__name__})") from None
+
+
+def _identify(address: str, link: socket.socket, *, tls: bool) -> dict[str, Any]:
+    asked = {"client_id": "chargebridge", "feature_negotiation": True, "tls_v1": tls}
+    body = json.dumps(asked).encode()
+    link.sendall(b"  V2IDENTIFY\n" + struct.pack(">l", len(body)) + body)
+    frame, told = _read(address, link)
+    answer = json.loads(told) if frame == _FRAME_RESPONSE else None
     if not isinstance(answer, dict):
         raise SourceUnavailable(f"{address} does not speak NSQ")
     if tls and not answer.get("tls_v1"):
         raise SourceUnavailable(f"{address} offers no TLS, but NSQ_TLS_CA is set")
     return answer
+
+
+def _authorize(
+    address: str, link: socket.socket, greeting: Greeting, answer: dict[str, Any]
+) -> None:
+    """Show the secret, if one is wanted, and see that it opens the channel."""
+    if not answer.get("auth_required"):
+        return
+    if not greeting.secret:
+        raise SourceUnavailable(f"{address} wants a secret, but NSQ_AUTH_SECRET is not set")
+    secret = greeting.secret.encode()
+    link.sendall(b"AUTH\n" + struct.pack(">l", len(secret)) + secret)
+    frame, _told = _read(address, link)
+    if frame != _FRAME_RESPONSE:
+        raise SourceUnavailable(f"{address} does not accept NSQ_AUTH_SECRET")
+    link.sendall(f"SUB {greeting.topic} {greeting.channel}\n".encode())
+    frame, _told = _read(address, link)
+    if frame != _FRAME_RESPONSE:
+        raise SourceUnavailable(f"{address}: NSQ_AUTH_SECRET does not open the topic and channel")
+
+
+def _read(address: str, link: socket.socket) -> tuple[int, bytes]:
+    """One frame: what kind it is, and what it says."""
+    size, frame = struct.unpack(">ll", _exactly(link, 8))
+    if not 4 <= size <= _MAX_ANSWER_BYTES:
+        raise SourceUnavailable(f"{address} does not speak NSQ")
+    return frame, _exactly(link, size - 4)
 
 
 def _exactly(link: socket.socket, size: int) -> bytes:

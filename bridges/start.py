@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import ssl
 from collections.abc import Callable
 from concurrent.futures import Executor
 from functools import partial
@@ -27,6 +28,7 @@ from models.ledger import Ledger
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
+    from bridges.nsqd import Greeting
     from models.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -88,9 +90,9 @@ def check_nsq(settings: Settings) -> None:
 
     Of several nsqd one is enough, and with a named nsqd a lookupd that is away is no hindrance.
     """
-    from bridges.nsqd import create_channel, identify, ping  # noqa: PLC0415 - only this bridge's
+    from bridges.nsqd import create_channel, greet, ping  # noqa: PLC0415 - only this bridge's
 
-    ask = partial(identify, tls=bool(settings.nsq_tls_ca))
+    ask = partial(greet, greeting=_greeting(settings))
     _check_one_answers("NSQD_TCP_ADDRESS", settings.nsqd_tcp_address, ask)
     try:
         lookupd = settings.nsq_lookupd_http_address
@@ -101,6 +103,23 @@ def check_nsq(settings: Settings) -> None:
         logger.warning("nsqlookupd_away", extra={"problem": str(error)})
     make = partial(create_channel, topic=settings.nsq_topic, channel=settings.nsq_channel)
     _check_one_answers("NSQD_HTTP_ADDRESS", settings.nsqd_http_address, make)
+
+
+def _greeting(settings: Settings) -> Greeting:
+    from bridges.nsqd import Greeting  # noqa: PLC0415 - only this bridge's
+
+    context: ssl.SSLContext | None = None
+    if settings.nsq_tls_ca:
+        try:
+            context = ssl.create_default_context(cafile=settings.nsq_tls_ca)
+            if settings.nsq_tls_cert:
+                context.load_cert_chain(settings.nsq_tls_cert, settings.nsq_tls_key or None)
+        except OSError:
+            raise ConfigurationError(
+                "NSQ_TLS_CA, NSQ_TLS_CERT, NSQ_TLS_KEY: not certificates and a key in PEM"
+            ) from None
+    secret = settings.nsq_auth_secret
+    return Greeting(settings.nsq_topic, settings.nsq_channel, secret, context)
 
 
 def _check_one_answers(setting: str, text: str, ask: Callable[[str], object]) -> None:

@@ -4,15 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from datetime import UTC, datetime, timedelta
-from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from bridges import nsq_source
 from bridges.bridge import Bridge
@@ -22,10 +16,13 @@ from models.settings import load_settings
 from tests.support.bridges import RunningBridge, published_keys, wait_published
 from tests.support.brokers import Nsq
 from tests.support.ledgers import claimed, new_record, outcome
+from tests.support.nsq_gates import Authority, authority, certificate
 from tests.support.producers import billing_event
 from tests.support.roles import RoleStarter
 from tests.support.services import Services
 from tests.support.waiting import stays, wait_until
+
+__all__ = ["authority", "certificate"]
 
 Start = Callable[..., RunningBridge]
 ANSWERS = ("acked", "parked", "handed_back", "requeued_before_timeout", "overflow")
@@ -290,35 +287,6 @@ def test_several_nsqd_are_read_and_one_that_goes_away_stops_nothing(
     bridge.wait_count("taken", 3)
 
 
-@pytest.fixture
-def certificate(tmp_path: Path) -> Path:
-    """A certificate for 127.0.0.1 that is its own authority; the key lies beside it."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test nsqd")])
-    now = datetime.now(UTC)
-    built = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=1))
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .add_extension(
-            x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False
-        )
-        .sign(key, hashes.SHA256())
-    )
-    pem = serialization.Encoding.PEM
-    path = tmp_path / "nsqd.pem"
-    path.write_bytes(built.public_bytes(pem))
-    path.with_suffix(".key").write_bytes(
-        key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
-    return path
-
-
 def test_messages_come_over_tls_from_the_nsqd_that_the_certificate_names(
     environment: dict[str, str],
     another_nsqd: Callable[..., dict[str, str]],
@@ -346,6 +314,43 @@ def test_an_nsqd_without_tls_is_never_read_in_the_clear(
     bridge = start(environment, NSQ_TLS_CA=str(certificate))
     bridge.wait_count("tls_refused", 2)
     assert bridge.count("taken") == 0
+
+
+def test_an_nsqd_that_asks_for_a_secret_is_read_with_the_right_one(
+    environment: dict[str, str],
+    another_nsqd: Callable[..., dict[str, str]],
+    start: Start,
+    authority: Authority,
+) -> None:
+    guarded = {**environment, **another_nsqd(f"--auth-http-address={authority.address}")}
+    nsq = Nsq(guarded)
+    bridge = start(guarded, NSQ_AUTH_SECRET=authority.secret)
+    nsq.publish(billing_event("guarded"))
+    bridge.wait_count("taken", 1)
+    assert nsq.clients()[0]["authed"] is True
+    stranger = start(guarded, NSQ_AUTH_SECRET="guessed")
+    stranger.wait_count("E_AUTH_FAILED", 1)
+    assert stranger.count("taken") == 0
+
+
+def test_an_nsqd_that_asks_for_a_certificate_is_shown_one(
+    environment: dict[str, str],
+    another_nsqd: Callable[..., dict[str, str]],
+    start: Start,
+    certificate: Path,
+) -> None:
+    key = certificate.with_suffix(".key")
+    files = (f"--tls-cert={certificate}", f"--tls-key={key}", f"--tls-root-ca-file={certificate}")
+    policy = ("--tls-client-auth-policy=require-verify", "--tls-required=tcp-https")
+    mutual = {**environment, **another_nsqd(*files, *policy)}
+    nsq = Nsq(mutual)
+    told = {"NSQ_TLS_CA": str(certificate), "NSQ_TLS_CERT": str(certificate)}
+    bridge = start(mutual, **told, NSQ_TLS_KEY=str(key))
+    nsq.publish(billing_event("mutual"))
+    bridge.wait_count("taken", 1)
+    stranger = start(mutual, NSQ_TLS_CA=str(certificate))
+    stranger.wait_count("connect_failed", 1)
+    assert stranger.count("connected") == 0
 
 
 def test_a_frozen_ledger_does_not_keep_a_bridge_from_ending(
