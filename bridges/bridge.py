@@ -21,6 +21,7 @@ from bridges.dispatcher import Dispatcher, Publication
 from bridges.held import Held, HeldDeliveries
 from bridges.lease_keeper import LeaseKeeper
 from bridges.metrics import REASON
+from bridges.repeats import compare, wording
 from models.dead_letters import NewDeadLetter
 from models.decisions import DeliveryView, Disposition, RecordStatus, dispose
 from models.errors import DeadLetterReason, EventRefused
@@ -208,6 +209,7 @@ class Bridge:
             held.refused = refused
             return
         held.fingerprint = event.fingerprint
+        held.wording = wording(event)
         held.charge_key = charge_key(
             event.customer_id, event.billing_period, self._settings.charge_namespace
         )
@@ -239,6 +241,7 @@ class Bridge:
                 self.dispatcher.forget(held.charge_key)
             match disposition:
                 case Disposition.ACK:
+                    compare(held, statuses[held.charge_key], self.counters)
                     self._committed(held)
                 case Disposition.PUBLISH:
                     self._publish(held)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from bridges.delivery import Delivery
+    from bridges.repeats import Wording
     from models.errors import EventRefused
 
 
@@ -22,6 +23,8 @@ class Held:
     charge_key: str | None = None
     """None until its body was decoded, and for ever if it was refused."""
     fingerprint: str = ""
+    wording: Wording | None = None
+    """What a repeat may say differently."""
     refused: EventRefused | None = None
     """Why it has to become a dead letter."""
     committed: bool = False

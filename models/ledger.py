@@ -93,12 +93,12 @@ class Ledger:
         return Snapshot(record=record, now=row["now"])
 
     def read_statuses(self, keys: Sequence[str]) -> dict[str, RecordStatus]:
-        """State and fingerprint of every one of these charge keys that has a row."""
+        """Of every one of these charge keys that has a row: its state, and what was asked for."""
         if not keys:
             return {}
         return {
-            row["charge_key"]: RecordStatus(State(row["state"]), row["fingerprint"])
-            for row in self._rows(sql.READ_STATUSES, {"keys": list(keys)})
+            row.pop("charge_key"): RecordStatus(**{**row, "state": State(row["state"])})
+            for row in map(dict, self._rows(sql.READ_STATUSES, {"keys": list(keys)}))
         }
 
     def stored_request(self, charge_key: str, epoch: int) -> StoredRequest | None:

@@ -45,7 +45,9 @@ READ: Final = text(
 )
 
 READ_STATUSES: Final = text(
-    "SELECT charge_key, state, fingerprint FROM billing_records WHERE charge_key = ANY(:keys)"
+    "SELECT charge_key, state, fingerprint, billing_run, event->>'event_id' AS event_id,"
+    " event->>'description' AS description, event->>'payment_method' AS payment_method"
+    " FROM billing_records WHERE charge_key = ANY(:keys)"
 )
 
 

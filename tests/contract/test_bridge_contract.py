@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from hashlib import sha256
 from typing import Any
 
 import pytest
@@ -372,4 +373,26 @@ def test_a_delivery_of_a_later_round_is_parked_at_once_while_its_record_is_unset
     assert second.held == 0
     ledger.record_outcome(claim, outcome(), Retry(1))
     second.wait_count("acked", 1)
+    wait_until(lambda: broker.unfinished() == 0, 5, "acked")
+
+
+def test_a_repeat_with_another_event_id_is_counted_and_logged_by_its_hash(
+    broker: Broker, start: Start, ledger: Ledger, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = billing_event("said_twice", event_id="marker-one")
+    settle(ledger, first)
+    bridge = start()
+    broker.publish(first)
+    bridge.wait_count("acked", 1)
+    assert bridge.count("repeat_other_event_id") == 0
+    other = {"event_id": "marker-two", "description": "other", "payment_method": "pm_other"}
+    broker.publish({**first, **other})
+    bridge.wait_count("acked", 2)
+    names = ("event_id", "description", "payment_method", "billing_run")
+    assert [bridge.count(f"repeat_other_{name}") for name in names] == [1, 1, 1, 0]
+    (line,) = [r for r in caplog.records if r.message == "repeat_with_another_event_id"]
+    shown = vars(line)
+    assert shown["event_id_sha256"] == sha256(b"marker-two").hexdigest()[:16]
+    assert shown["first_event_id_sha256"] == sha256(b"marker-one").hexdigest()[:16]
+    assert "marker-" not in str({k: v for k, v in shown.items() if k != "taskName"})
     wait_until(lambda: broker.unfinished() == 0, 5, "acked")
