@@ -203,9 +203,10 @@ class Pipeline:
         """Settled, and nothing left at the brokers."""
         bound_s = within_s + SLACK_S
         wait_until(lambda: self.is_settled(*events), bound_s, "all are settled")
-        wait_until(self._nothing_left, bound_s, "all deliveries are acked")
+        wait_until(self.nothing_left, bound_s, "all deliveries are acked")
 
-    def _nothing_left(self) -> bool:
+    def nothing_left(self) -> bool:
+        """Whether both brokers have an ack for everything."""
         # Again and again: nsqd counts a message nowhere while it writes a requeued one to disk.
         return all(self.unfinished() == 0 for _ in range(3))
 
