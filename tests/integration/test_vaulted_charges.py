@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -275,15 +276,25 @@ def test_a_key_that_is_renewed_under_load_loses_nothing(
 
     def work(number: int) -> None:
         worker = make_worker()
-        done.extend(charge(worker, f"cus_{number}x{step}") for step in range(10))
+        for step in range(10):
+            take(worker, f"cus_{number}x{step}")
+
+    def take(worker: Worker, name: str) -> None:
+        done.append(charge(worker, name))
+
+    def reached(count: int) -> bool:
+        return len(done) >= count
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
     for thread in threads:
         thread.start()
     keys = RunKeys(runs, KEYS)
-    while any(thread.is_alive() for thread in threads):
+    for count in (4, 12, 20):
+        # Far enough apart that no request meets two of them: that one would wait for its turn.
+        wait_until(partial(reached, count), 60, f"{count} charges")
         keys.renew(RUN, "usd")
-        threads[0].join(0.2)
+    for thread in threads:
+        thread.join()
     assert done == [State.CHARGED] * 30
     assert len(stripe.charges()) == 30
     assert budget(books) == (30 * AMOUNT, 0)
