@@ -7,12 +7,14 @@ settled records have left behind.
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from kombu.exceptions import OperationalError
 
 from models.errors import LedgerUnavailable
+from models.keys import KEY_LENGTH
 from models.ledger_actions import LedgerActions
 from tasks.alarms import Alarm, ring
 from tasks.celery_app import app
@@ -45,16 +47,24 @@ class Sweep:
         self.reads = reads
         self.publish = publish
 
-    def run(self) -> int:
-        """Publish what is due, up to the run's limit; the number published."""
+    def run(self, start_key: str = "") -> int:
+        """Publish what is due, up to the run's limit, from a key on and around; the number.
+
+        A run that always began with the first key would never come to the last ones while more
+        records are due than it may publish: those of a run that is not open, say.
+        """
         published = 0
-        after_key = ""
+        after_key, is_last_round = start_key, not start_key
         while published < MAX_PUBLISHED:
             keys = self.run_once(after_key)
             published += len(keys)
-            if len(keys) < BATCH:
+            if len(keys) == BATCH:
+                after_key = keys[-1]
+            elif is_last_round:
                 break
-            after_key = keys[-1]
+            else:
+                # What was published just now is not due again, so this ends where it began.
+                after_key, is_last_round = "", True
         self._report(published)
         return published
 
@@ -78,12 +88,16 @@ class Sweep:
             ring(Alarm.STUCK, oldest_unsettled_s=round(oldest_s, 1))
 
 
+def _any_key() -> str:
+    return secrets.token_hex(KEY_LENGTH // 2)
+
+
 @app.task(name="tasks.sweep", base=UnrevokableTask)
 def sweep() -> str:
     """Re-drive what is due. Raises SweepFailed, with a text that is safe to show."""
     here = runtime()
     try:
-        published = Sweep(here.ledger, here.reads, publish_charge).run()
+        published = Sweep(here.ledger, here.reads, publish_charge).run(_any_key())
         actions = LedgerActions(here.engine, here.settings.limits, here.ledger.actor)
         polled = Polling(actions, here.gateway, here.holds).run()
         here.holds.resolve_left(here.engine)

@@ -75,6 +75,31 @@ def test_what_is_not_due_or_settled_is_left_alone(
     assert published == [key]
 
 
+def test_more_due_records_than_a_run_publishes_keep_none_of_them_from_their_turn(
+    ledger: Ledger,
+    sweep: Callable[..., Sweep],
+    database_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tasks.sweep.MAX_PUBLISHED", BATCH)
+    keys = reserve(ledger, BATCH + 5)
+    published: list[str] = []
+    sweep(published.append).run()
+    clock.advance(database_url, REDISPATCH_S + 1)
+    # None of them has settled: those in front are due again.
+    sweep(published.append).run(start_key=keys[-6])
+    assert set(published) == set(keys)
+
+
+def test_a_run_from_a_later_key_comes_around_to_the_first_ones(
+    ledger: Ledger, sweep: Callable[..., Sweep]
+) -> None:
+    keys = reserve(ledger, BATCH + 5)
+    published: list[str] = []
+    assert sweep(published.append).run(start_key=keys[2]) == len(keys)
+    assert published == keys[3:] + keys[:3]
+
+
 def test_a_broker_that_fails_ends_the_run_and_the_next_one_goes_on(
     ledger: Ledger, sweep: Callable[..., Sweep], database_url: str
 ) -> None:
