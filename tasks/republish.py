@@ -10,9 +10,13 @@ from urllib.parse import quote
 import redis
 import urllib3
 from redis.backoff import NoBackoff
+from redis.cluster import ClusterNode
+from redis.exceptions import RedisClusterException
 from redis.retry import Retry
+from redis.sentinel import Sentinel
 
 from models.errors import ChargebridgeError
+from models.redis_urls import CLUSTER, read_redis_url
 
 if TYPE_CHECKING:
     from models.settings import Settings
@@ -21,6 +25,12 @@ BATCH: Final = 100
 MAX_BATCH_BYTES: Final = 1024 * 1024
 """nsqd takes five times as much by default."""
 ANSWER_S: Final = 10.0
+UNAVAILABLE: Final = (
+    urllib3.exceptions.HTTPError,
+    redis.RedisError,
+    RedisClusterException,
+    OSError,
+)
 
 Publish = Callable[[Sequence[bytes]], None]
 
@@ -31,17 +41,17 @@ def republish(settings: Settings, broker: str, bodies: Iterable[bytes]) -> int:
     Raises ChargebridgeError with the number that had been published for certain: what was
     published twice is recognised by its charge key.
     """
-    publish = _to_nsq(settings) if broker == "nsq" else _to_redis(settings)
     done = 0
-    for batch in _batches(bodies):
-        try:
+    try:
+        publish = _to_nsq(settings) if broker == "nsq" else _to_redis(settings)
+        for batch in _batches(bodies):
             publish(batch)
-        except (urllib3.exceptions.HTTPError, redis.RedisError, OSError) as error:
-            raise ChargebridgeError(
-                f"{broker} did not take an event ({type(error).__name__}); {done} were "
-                "republished, run it again"
-            ) from None
-        done += len(batch)
+            done += len(batch)
+    except UNAVAILABLE as error:
+        raise ChargebridgeError(
+            f"{broker} did not take an event ({type(error).__name__}); {done} were "
+            "republished, run it again"
+        ) from None
     return done
 
 
@@ -60,29 +70,32 @@ def _batches(bodies: Iterable[bytes]) -> Iterator[list[bytes]]:
 
 def _to_nsq(settings: Settings) -> Publish:
     settings.require("nsqd_http_address")
-    base = settings.nsqd_http_address.rstrip("/")
-    base = base if "://" in base else f"http://{base}"
-    url = f"{base}/mpub?binary=true&topic={quote(settings.nsq_topic, safe='')}"
+    named = [part.strip() for part in settings.nsqd_http_address.split(",") if part.strip()]
+    bases = [base if "://" in base else f"http://{base}" for base in named]
+    path = f"/mpub?binary=true&topic={quote(settings.nsq_topic, safe='')}"
     pool = urllib3.PoolManager(retries=False, timeout=ANSWER_S)
 
     def publish(bodies: Sequence[bytes]) -> None:
         parts = [struct.pack(">l", len(bodies))]
         parts += [struct.pack(">l", len(body)) + body for body in bodies]
-        reply = pool.request("POST", url, body=b"".join(parts))
-        if reply.status != 200:
-            raise urllib3.exceptions.HTTPError(f"nsqd answered {reply.status}")
+        problem = urllib3.exceptions.HTTPError("no nsqd is named")
+        for base in bases:  # any one of them will do
+            try:
+                reply = pool.request("POST", base.rstrip("/") + path, body=b"".join(parts))
+            except urllib3.exceptions.HTTPError as error:
+                problem = error
+                continue
+            if reply.status == 200:
+                return
+            problem = urllib3.exceptions.HTTPError(f"nsqd answered {reply.status}")
+        raise problem
 
     return publish
 
 
 def _to_redis(settings: Settings) -> Publish:
     settings.require("redis_url")
-    client: Any = redis.Redis.from_url(
-        settings.redis_url,
-        socket_timeout=ANSWER_S,
-        socket_connect_timeout=ANSWER_S,
-        retry=Retry(NoBackoff(), 0),
-    )
+    client = _redis(settings.redis_url)
 
     def publish(bodies: Sequence[bytes]) -> None:
         pipeline = client.pipeline(transaction=True)
@@ -91,3 +104,25 @@ def _to_redis(settings: Settings) -> Publish:
         pipeline.execute()
 
     return publish
+
+
+def _redis(url: str) -> Any:
+    """A client that never sends anything twice by itself. Raises ConfigurationError."""
+    options: dict[str, Any] = {
+        "socket_timeout": ANSWER_S,
+        "socket_connect_timeout": ANSWER_S,
+        "retry": Retry(NoBackoff(), 0),
+    }
+    place = read_redis_url("REDIS_URL", url)
+    if place is None:
+        return redis.Redis.from_url(url, **options)
+    login = {"username": place.username, "password": place.password}
+    if place.kind == CLUSTER:
+        nodes = [ClusterNode(host, port) for host, port in place.addresses]
+        return redis.RedisCluster(
+            startup_nodes=nodes, require_full_coverage=False, ssl=place.tls, **login, **options
+        )
+    tls = {"ssl": True} if place.tls else {}
+    asking = {"username": place.sentinel_username, "password": place.sentinel_password}
+    sentinels = Sentinel(place.addresses, sentinel_kwargs={**asking, **options, **tls})
+    return sentinels.master_for(place.service, db=place.db, **login, **options, **tls)
