@@ -8,7 +8,7 @@ PYTEST_WORKERS ?= 4
 PYTEST_ARGS ?=
 EVENTS ?= 240
 
-.PHONY: help setup demo test up down check lint bench
+.PHONY: help setup demo test up down check lint bench bench-bridges
 
 help:
 	@echo "make setup   virtual environment, locked packages, nsqd"
@@ -16,7 +16,7 @@ help:
 	@echo "make up      the whole stack in the background (.sandbox/env); make down stops it"
 	@echo "make check   ruff, mypy, import-linter"
 	@echo "make test    setup, check, the whole test suite"
-	@echo "make bench   measurements"
+	@echo "make bench   measurements; make bench-bridges those of the bridges alone"
 
 # The first interpreter that really runs and can make a virtual environment: a version manager's
 # shim can be on PATH without a version behind it. PYTHON=... overrides.
@@ -52,3 +52,6 @@ test: setup check
 
 bench: setup
 	@$(BIN)/python -m bench
+
+bench-bridges: setup
+	@$(BIN)/python -m bench.bridges
