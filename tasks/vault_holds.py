@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from models.errors import StateForbids
 from models.keys import idempotency_key
+from models.ledger import boot_clock_s
 from models.left_holds import left_holds
 from models.outcomes import OutcomeKind
 from models.vault_wire import VaultUnavailable, VaultWire
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 BATCH: Final = 100
 MAX_RESOLVED: Final = 500
 """Left holds of one sweep."""
+RESOLVING_S: Final = 10.0
+"""One sweep resolves no longer than this; the next one goes on."""
 
 _WORD_OF: Final = {
     OutcomeKind.CHARGED: "settled",
@@ -87,9 +90,12 @@ class VaultHolds:
     def resolve_left(self, engine: Engine) -> int:
         """Resolve what settled records have left held, up to a limit; how many."""
         resolved = seen = after_id = 0
+        until_s = boot_clock_s() + RESOLVING_S
         while self._wire is not None and seen < MAX_RESOLVED:
             found = left_holds(engine, limit=BATCH, after_id=after_id)
             for hold in found:
+                if boot_clock_s() >= until_s:
+                    return resolved
                 try:
                     resolved += self._wire.resolve(
                         hold.idempotency_key,

@@ -13,12 +13,14 @@ from cryptography.fernet import Fernet
 from sqlalchemy.engine import Engine
 
 from models.billing_runs import BillingRuns
+from models.errors import ChargebridgeError
 from models.keys import charge_key
 from models.ledger import Ledger
 from models.ledger_reads import LedgerReads
 from models.run_keys import RunKeys
 from models.settings import load_settings
 from models.states import State
+from tasks.manual import Manual
 from tasks.polling import Polling
 from tasks.recharge_flow import Approval, Recharges
 from tasks.sweep import Sweep
@@ -254,6 +256,52 @@ def test_an_open_intent_keeps_its_hold_until_it_is_known_what_became_of_it(
     worker.pass_time(10)
     Polling(worker.actions, worker.here.gateway, worker.here.holds).run()
     assert worker.record("cus_processing_1").state is State.CHARGED
+    assert budget(books) == (AMOUNT, 0)
+
+
+def test_an_intent_that_died_elsewhere_does_not_stand_in_a_recharges_way(
+    worker: Worker, books: Books, stripe: Stripe
+) -> None:
+    assert charge(worker, "cus_auth_1") == State.REQUIRES_ACTION
+    assert budget(books) == (0, AMOUNT)
+    stripe.form(f"/v1/payment_intents/{worker.record('cus_auth_1').payment_intent_id}/cancel")
+    worker.recharge("cus_auth_1", payment_method="pm_card_visa")
+    assert worker.drive("cus_auth_1") == State.CHARGED
+    assert budget(books) == (AMOUNT, 0)
+    assert len(worker.charges("cus_auth_1")) == 1
+
+
+def test_what_a_person_resolves_is_told_to_the_vault_first(
+    worker: Worker, vault: VaultProcess, books: Books, stripe: Stripe
+) -> None:
+    here = worker.here
+    manual = Manual(
+        worker.actions,
+        worker.ledger,
+        here.reads,
+        here.gateway,
+        here.settings.charge_namespace,
+        holds=here.holds,
+    )
+    names = ("cus_processing_1", "cus_processing_2")
+    assert [charge(worker, name) for name in names] == [State.PROCESSING] * 2
+    worker.pass_time(15 * 24 * 3600)
+    Polling(worker.actions, here.gateway, here.holds).run()
+    taken, failed = (worker.record(name) for name in names)
+    assert (taken.state, failed.state) == (State.REVIEW, State.REVIEW)
+    assert budget(books) == (0, 2 * AMOUNT)
+    assert taken.payment_intent_id is not None
+    assert failed.payment_intent_id is not None
+    stripe.settle(taken.payment_intent_id)
+    stripe.settle(failed.payment_intent_id, "failed")
+    vault.kill()
+    with pytest.raises(ChargebridgeError):
+        manual.resolve_not_charged(names[1], PERIOD, "the bank said no")
+    assert worker.record(names[1]).state is State.REVIEW
+    vault.restart()
+    manual.resolve_charged(names[0], PERIOD, taken.payment_intent_id, "the bank said yes")
+    manual.resolve_not_charged(names[1], PERIOD, "the bank said no")
+    assert [worker.record(name).state for name in names] == [State.CHARGED, State.REJECTED]
     assert budget(books) == (AMOUNT, 0)
 
 

@@ -144,7 +144,7 @@ def test_the_last_check_stops_the_call_on_a_standing_connection_before_any_byte(
 
     with serving(reply(200, INTENT)) as server:
         assert create(server.url, before_write=refuse).kind is ReplyKind.NOT_SENT
-    assert server.connections == 1
+        wait_until(lambda: server.connections == 1, 5, "the connection is seen")
     assert server.requests == []
 
 
