@@ -89,11 +89,15 @@ class Forwarder:
 
     def _hold(self, call: ForwardCall, money: Money, key_hash: str) -> tuple[Forward, float]:
         """A hold that is committed as `sent`, and when that was begun on the boot-time clock."""
+        asked_at_s = boot_clock_s()
         with self._database_before_sending():
             for _ in range(TRIES):
                 hold_id = self.holds.take(key_hash, call.rule, money)
                 fault_point("vault.after_hold")
                 sent_at_s = boot_clock_s()
+                if sent_at_s - asked_at_s > START_WITHIN_S:
+                    # Nothing is open yet: absence may have been proved, and believed, meanwhile.
+                    raise Refused("busy", "too late to send")
                 forward = self.holds.begin(hold_id)
                 if forward is not None:
                     return forward, sent_at_s

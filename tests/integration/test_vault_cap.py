@@ -221,6 +221,25 @@ def test_a_frozen_vault_holds_up_no_other(
     books.check()
 
 
+def test_a_vault_that_slept_before_its_commit_does_not_send_what_was_given_up_meanwhile(
+    vault: VaultProcess, stripe: Stripe, books: Books, fault_point: FaultPoints
+) -> None:
+    key = vault.issue()
+    fault_point("vault.after_hold", "hold")
+    with ThreadPoolExecutor(1) as threads:
+        late = threads.submit(vault.create, key, "c1")
+        fault_point.wait_reached("vault.after_hold")
+        assert vault.resolve("c1", "absent").status == 200
+        paused = threading.Event()
+        paused.wait(10.5)
+        fault_point.release("vault.after_hold")
+        reply = late.result()
+    assert (reply.status, reply.code, reply.forwarded) == (503, "busy", "no")
+    assert stripe.requests() == []
+    assert books.hold("c1")["state"] == "released"
+    assert vault.create(key, "c1").status == 200
+
+
 def test_a_vault_that_slept_after_its_commit_does_not_send(
     vault: VaultProcess, stripe: Stripe, books: Books, fault_point: FaultPoints
 ) -> None:
