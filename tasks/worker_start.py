@@ -120,6 +120,7 @@ def pin_deployment(runtime: Runtime) -> None:
 
     Raises ConfigurationError for one that differs.
     """
+    from models.deployment import livemode_of  # noqa: PLC0415
     from models.ledger import boot_clock_s  # noqa: PLC0415
     from tasks.errors import StripeUnavailable  # noqa: PLC0415
 
@@ -133,12 +134,3 @@ def pin_deployment(runtime: Runtime) -> None:
     runtime.ledger.pin_deployment(
         settings.charge_namespace, livemode_of(settings.stripe_api_key), account_id
     )
-
-
-def livemode_of(api_key: str) -> bool | None:
-    """Live or test mode by the key's own prefix; None for a key that does not say."""
-    kind, _, rest = api_key.partition("_")
-    mode = rest.partition("_")[0]
-    if kind not in ("sk", "rk"):
-        return None
-    return {"live": True, "test": False}.get(mode)

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from models.billing_runs import BillingRuns
 from models.database import check_database, make_engine
+from models.deployment import pin_mode
 from models.errors import ConfigurationError, LedgerUnavailable
 from models.faults import enable
 from models.logs import configure_logging
@@ -42,6 +43,7 @@ def serve() -> None:
     tls = tls_context(settings)
     engine = make_engine(settings, pool_size=ADMIN_THREADS, name="chargebridge-vault")
     check_database(engine)
+    pin_mode(engine, settings.stripe_api_key)
     configure_logging("vault")
     enable(settings.faults_dir or None)
     for warning in settings.warnings:

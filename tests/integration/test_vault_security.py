@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from models.ledger import Ledger
 from sandbox import binaries
 from tests.support.stripe import Stripe
 from tests.support.vault import ADMIN_KEY, Books, VaultProcess, VaultStarter, create_fields
@@ -276,20 +277,36 @@ def test_what_keeps_it_from_starting_is_one_line(vault: VaultProcess) -> None:
         ({"DATABASE_URL": "postgresql://127.0.0.1:9/none"}, "DATABASE_URL"),
         ({"VAULT_LISTEN": vault.env["VAULT_LISTEN"]}, "cannot listen"),
     ):
-        done = subprocess.run(
-            [sys.executable, "-m", "vault", "serve"],
-            cwd=binaries.CHECKOUT,
-            env={**vault.env, **change},
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=False,
-        )
-        assert done.returncode == 1
-        line = done.stderr.strip().splitlines()[-1]
-        assert line.startswith("chargebridge: ")
-        assert said in line
-        assert "Traceback" not in done.stderr
+        assert said in refused_start({**vault.env, **change})
+
+
+def test_a_key_of_another_mode_than_the_first_does_not_start(
+    vault_starter: VaultStarter, ledger: Ledger
+) -> None:
+    ledger.pin_deployment("stripe-billing")
+    vault = vault_starter(STRIPE_API_KEY="sk_test_1")
+    live = {**vault.env, "STRIPE_API_KEY": "sk_live_1"}
+    assert "STRIPE_API_KEY (live or test mode) is not the one" in refused_start(live)
+    vault.stop()
+    vault_starter(STRIPE_API_KEY="rk_test_2")
+
+
+def refused_start(env: dict[str, str]) -> str:
+    """The one line of a vault that must not start."""
+    done = subprocess.run(
+        [sys.executable, "-m", "vault", "serve"],
+        cwd=binaries.CHECKOUT,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    line = done.stderr.strip().splitlines()[-1]
+    assert line.startswith("chargebridge: ")
+    return line
 
 
 def certificate(folder: Path) -> tuple[Path, Path]:
