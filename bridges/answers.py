@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from bridges.backoff import Backoff
 from bridges.commit_watcher import ParkedDeliveries, ParkedDelivery
 from bridges.delivery import Delivery, Source, SourceUnavailable
-from models.faults import fault_point
+from models import faults
 
 if TYPE_CHECKING:
     from bridges.counters import Counters
@@ -86,7 +86,9 @@ class Answers:
 
     async def _at(self, name: str) -> None:
         """Stand at a fault point without holding up the event loop."""
-        await asyncio.get_running_loop().run_in_executor(self._executor, fault_point, name)
+        if not faults.enabled():
+            return
+        await asyncio.get_running_loop().run_in_executor(self._executor, faults.fault_point, name)
 
     async def hand_back(self) -> None:
         """Let another bridge have all that is still held or parked."""

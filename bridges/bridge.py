@@ -41,6 +41,8 @@ SHUTDOWN_GRACE_S: Final = 1.0
 back, so that another bridge need not wait for its lease to run out."""
 GATHER_S: Final = 0.005
 """Deliveries that come this close together share one question to the ledger."""
+GATHERED_ENOUGH: Final = 50
+"""So many need not wait for more."""
 DECODED_PER_TURN: Final = 20
 """Bodies decoded before the event loop may turn to others: a body may be long."""
 PRUNE_EVERY_S: Final = 5.0
@@ -160,7 +162,7 @@ class Bridge:
     async def _wait_for_work(self, stopped: asyncio.Task[None]) -> None:
         """Return soon for new deliveries, at the next tick for those that are held."""
         if self._fresh and self._watcher.backoff.ready:
-            await asyncio.sleep(GATHER_S)
+            await self._gather()
             return
         self._wake.clear()
         nothing = not len(self.held) and not len(self.parked)
@@ -173,6 +175,11 @@ class Bridge:
         finally:
             wake.cancel()
         if self._fresh:
+            await self._gather()
+
+    async def _gather(self) -> None:
+        """Let deliveries that come close together be asked for together, if any still can."""
+        if self.held.free and len(self._fresh) < GATHERED_ENOUGH:
             await asyncio.sleep(GATHER_S)
 
     async def run_once(self) -> None:

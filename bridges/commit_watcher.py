@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-TICK_S: Final = 0.05
+TICK_S: Final = 0.03
 """Between two questions for all held deliveries."""
 MAX_PARKED: Final = 10_000
 """Parked deliveries that are watched; one more is taken up again when the broker brings it."""

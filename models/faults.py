@@ -23,6 +23,11 @@ def enable(folder: str | None) -> None:
     _folder = Path(folder) if folder else None
 
 
+def enabled() -> bool:
+    """Whether points can be armed at all in this process."""
+    return _folder is not None
+
+
 def fault_point(name: str) -> None:
     """Stand at a named step; act if a test armed it, else return at once."""
     if _folder is None:
