@@ -7,9 +7,11 @@ import pytest
 from models.limits import FAST_LIMITS
 from tests.support.pipelines import SLACK_S, Pipeline
 from tests.support.producers import billing_event
-from tests.support.waiting import wait_until
+from tests.support.waiting import stays, wait_until
 
 EVENTS = 12
+FROZEN_S = FAST_LIMITS.msg_timeout_s + 1.0
+"""Longer than a worker's lease and a bridge's hold on a delivery."""
 RECONNECTED_S = 10.0
 """Bridges and workers try a part that was away again after at most so long."""
 RECOVERY_S = (
@@ -35,5 +37,23 @@ def test_a_service_killed_in_mid_flow_and_started_again(pipeline: Pipeline, serv
     pipeline.services.kill(service)
     assert all(role.alive for role in pipeline.roles.values())
     pipeline.services.heal()
+    pipeline.charged_once(*events, within_s=RECOVERY_S)
+    assert all(role.alive for role in pipeline.roles.values())
+
+
+@pytest.mark.parametrize("service", ["postgres", "redis", "nsqd"])
+def test_a_service_frozen_in_mid_flow_that_goes_on_later(pipeline: Pipeline, service: str) -> None:
+    events = [billing_event(f"frozen_{service}_{n}", amount_cents=1000 + n) for n in range(EVENTS)]
+    pipeline.stripe.fault("latency", stage="after_commit", seconds=0.5, times=EVENTS)
+    for number, event in enumerate(events):
+        pipeline.publish("nsq" if number % 2 else "redis", event)
+    wait_until(
+        lambda: sum(len(pipeline.creates(event)) for event in events) >= 3,
+        SLACK_S,
+        "some calls are under way",
+    )
+    pipeline.services.freeze(service)
+    stays(lambda: all(role.alive for role in pipeline.roles.values()), FROZEN_S, "everyone waits")
+    pipeline.services.thaw(service)
     pipeline.charged_once(*events, within_s=RECOVERY_S)
     assert all(role.alive for role in pipeline.roles.values())
