@@ -116,24 +116,27 @@ _GIVEN: Final = """given AS (
         SELECT * FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS t(
             customer_id text, billing_period text, charge_key text, fingerprint text,
             amount_cents bigint, currency text, stripe_customer_id text, billing_run text,
-            payment_intent_id text, charge_id text, attempt_epoch integer))"""
+            payment_intent_id text, charge_id text, attempt_epoch integer, state text,
+            event jsonb))"""
 
 
-def _insert_charged(source: str) -> str:
+def _insert_seen(source: str, state: str = "'charged'", due: str = "NULL") -> str:
     return f"""inserted AS (
         INSERT INTO billing_records (customer_id, billing_period, charge_key, fingerprint,
             amount_cents, currency, stripe_customer_id, billing_run, payment_intent_id, charge_id,
-            attempt_epoch, state, source, created_at, updated_at, settled_at)
+            attempt_epoch, event, state, source, created_at, updated_at, settled_at,
+            next_attempt_at)
         SELECT customer_id, billing_period, charge_key, fingerprint, amount_cents, currency,
             stripe_customer_id, billing_run, payment_intent_id, charge_id,
-            COALESCE(attempt_epoch, 0), 'charged', '{source}', clock.now, clock.now, clock.now
+            COALESCE(attempt_epoch, 0), event, {state}, '{source}', clock.now, clock.now,
+            clock.now, {due}
         FROM given, clock
         ON CONFLICT DO NOTHING
         RETURNING charge_key, attempt_epoch, state)"""
 
 
 IMPORT: Final = text(f"""
-    WITH {CLOCK}, {_GIVEN}, {_insert_charged("import")},
+    WITH {CLOCK}, {_GIVEN}, {_insert_seen("import")},
     {audit("inserted", "CAST(NULL AS text)")}
     SELECT charge_key FROM inserted""")
 
@@ -161,12 +164,18 @@ RECOVER_CHARGED: Final = text(f"""
         FROM given g, before b, clock
         WHERE r.charge_key = g.charge_key AND b.charge_key = r.charge_key
         RETURNING r.charge_key, r.attempt_epoch, b.state AS from_state, r.state),
-    {_insert_charged("recovery")},
+    {_insert_seen("recovery")},
     done AS (
         SELECT charge_key, attempt_epoch, from_state, state FROM updated
         UNION ALL SELECT charge_key, attempt_epoch, NULL, state FROM inserted),
     {audit("done", "from_state")}
     SELECT charge_key FROM done""")
+
+RECOVER_OPEN: Final = text(f"""
+    WITH {CLOCK}, {_GIVEN}, {_insert_seen("recovery", "state", "clock.now")},
+    {audit("inserted", "CAST(NULL AS text)")}
+    SELECT charge_key FROM inserted""")
+"""A row that is there says enough by itself: it is polled, or looked up before the next send."""
 
 RECOVER_UNSETTLED: Final = text(f"""
     WITH {CLOCK},

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from sqlalchemy import TextClause
 from sqlalchemy.exc import IntegrityError
@@ -27,8 +27,19 @@ if TYPE_CHECKING:
 
     from models.limits import Limits
 
+T = TypeVar("T")
+
 BATCH: Final = 500
 """Rows of an import or a recovery that one statement carries."""
+EVENT_FIELDS: Final = (
+    "customer_id",
+    "billing_period",
+    "amount_cents",
+    "currency",
+    "stripe_customer_id",
+    "billing_run",
+)
+"""What Stripe's objects tell of their billing event."""
 POLL_HOLD_S: Final = 60
 """How long a record that one sweep polls is left alone by the others."""
 
@@ -244,6 +255,19 @@ class LedgerActions:
             changed += len(self._rows(sql.RECOVER_CHARGED, values | audit))
         return changed
 
+    def recover_open(self, found: Iterable[tuple[ChargedRow, State]]) -> int:
+        """Make records that are not there for objects at Stripe that may still take money.
+
+        They are polled from now on; returns how many. Without them, a repeat of such an event
+        would be charged anew once Stripe has forgotten its idempotency key.
+        """
+        made = 0
+        for batch in _batches(enumerate(found)):
+            values = {"rows": json.dumps([_open_row(row, state) for _, (row, state) in batch])}
+            audit = self._audit(Move.RECOVER, "open at Stripe", None)
+            made += len(self._rows(sql.RECOVER_OPEN, values | audit))
+        return made
+
     def recover_unsettled(self, since: datetime) -> int:
         """Make every unsettled record one that must be looked up; returns how many."""
         audit = self._audit(Move.RECOVER, "unsettled at the restore", None)
@@ -321,10 +345,14 @@ def _is_same_charge(standing: RowMapping, row: ChargedRow) -> bool:
     )
 
 
-def _batches(
-    lines: Iterable[tuple[int, ChargedRow]],
-) -> Iterable[Sequence[tuple[int, ChargedRow]]]:
-    batch: list[tuple[int, ChargedRow]] = []
+def _open_row(row: ChargedRow, state: State) -> dict[str, Any]:
+    # As much of its event as there is: a recharge can be asked for by it.
+    event = {name: getattr(row, name) for name in EVENT_FIELDS}
+    return row.as_json() | {"state": state, "event": event}
+
+
+def _batches(lines: Iterable[tuple[int, T]]) -> Iterable[Sequence[tuple[int, T]]]:
+    batch: list[tuple[int, T]] = []
     for line in lines:
         batch.append(line)
         if len(batch) == BATCH:

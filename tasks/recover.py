@@ -17,29 +17,35 @@ from models.hold_recovery import rebuild_holds
 from models.keys import charge_key
 from models.ledger_actions import ChargedRow, LedgerActions
 from models.money import MAX_TOTAL_CENTS
-from models.outcomes import OutcomeKind
+from models.outcomes import OutcomeKind, state_after
 from tasks.alarms import Alarm, ring
 from tasks.errors import StripeUnavailable
 from tasks.look_up import seen_object
 from tasks.requests import CHARGES, PAYMENT_INTENTS
 
 if TYPE_CHECKING:
+    from models.states import State
     from tasks.stripe_gateway import StripeGateway
 
 PAGE_S: Final = 60.0
 CLOCK_MARGIN_S: Final = 3600
 """The list begins this long before: Stripe's clock and the database's may differ."""
 
+_KEPT: Final = (OutcomeKind.CHARGED, OutcomeKind.PROCESSING, OutcomeKind.REQUIRES_ACTION)
+"""What a lost record stood for: money that was taken, or that may still be."""
+
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """`seen` successes with our metadata; `charged` records made or changed by them; `looked_up`
-    records that were unsettled; `skipped` objects of another namespace or with broken metadata."""
+    """`seen` successes with our metadata; `charged` records made or changed by them; `open`
+    records made for objects that may still take money; `looked_up` records that were unsettled;
+    `skipped` objects of another namespace or with broken metadata."""
 
     seen: int
     charged: int
+    open: int
     looked_up: int
     skipped: int
 
@@ -52,10 +58,13 @@ class Recovery:
         self.gateway = gateway
         self.namespace = namespace
         self._seen: set[bytes] = set()
+        self._open: dict[str, tuple[ChargedRow, State]] = {}
         self._skipped = 0
 
     def run(self, since: datetime) -> Recovered:
         """Make every success since then `charged`, and every unsettled record one to look up.
+
+        What is open at Stripe and has no record gets one, which is polled.
 
         The vault's holds and budgets are then made to agree with the ledger.
         Raises ChargebridgeError when Stripe's lists could not be read to their end: workers stay
@@ -69,11 +78,12 @@ class Recovery:
                 f"Stripe's lists were not read to their end ({error.code}): run it again; "
                 "until then no worker starts"
             ) from None
+        still_open = self.actions.recover_open(self._open.values())
         looked_up = self.actions.recover_unsettled(since)
         rebuilt = rebuild_holds(self.actions.engine, self.namespace)
         logger.info("holds_rebuilt", extra={"holds": rebuilt.holds, "budgets": rebuilt.budgets})
         self.actions.end_recovery()
-        return Recovered(len(self._seen), charged, looked_up, self._skipped)
+        return Recovered(len(self._seen), charged, still_open, looked_up, self._skipped)
 
     def _successes(self, since: datetime) -> Iterator[ChargedRow]:
         created_gte = int(since.timestamp()) - CLOCK_MARGIN_S
@@ -85,7 +95,7 @@ class Recovery:
 
     def _row(self, endpoint: str, item: Mapping[str, Any]) -> ChargedRow | None:
         seen = seen_object(item)
-        if seen.kind is not OutcomeKind.CHARGED or seen.charge_key is None:
+        if seen.kind not in _KEPT or seen.charge_key is None:
             return None
         if endpoint == CHARGES and seen.payment_intent_id is not None:
             # Its intent was in the other list.
@@ -94,6 +104,10 @@ class Recovery:
         if row is None:
             self._skipped += 1
             logger.warning("recovery_skipped", extra={"object": str(item.get("id"))})
+            return None
+        if seen.kind is not OutcomeKind.CHARGED:
+            # The newest first: it is of the last epoch.
+            self._open.setdefault(row.charge_key, (row, state_after(seen.kind)))
             return None
         self._count(row)
         return row

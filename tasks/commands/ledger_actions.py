@@ -125,6 +125,7 @@ def recover(ctx: click.Context, since: datetime, force: bool, as_json: bool) -> 
     else:
         click.echo(
             f"{done.seen} successes at Stripe, {done.charged} records made charged by them; "
+            f"{done.open} made for what is still open; "
             f"{done.looked_up} unsettled ones will be looked up; {done.skipped} objects skipped"
         )
 

@@ -127,13 +127,47 @@ def test_after_a_restore_charges_are_adopted_and_the_rest_is_looked_up(
     change(worker, "cus_good_2", "state = 'reserved', payment_intent_id = NULL, attempts = 0")
     change(worker, "cus_good_3", "state = 'card_declined', payment_intent_id = NULL")
     done = celery.json("ledger", "recover", "--since", since)
-    assert done == {"seen": 4, "charged": 3, "looked_up": 0, "skipped": 1}
+    assert done == {"seen": 4, "charged": 3, "open": 0, "looked_up": 0, "skipped": 1}
     for customer in (GOOD, "cus_good_2", "cus_good_3"):
         record = worker.record(customer)
         (charge,) = worker.charges(customer)
         assert (record.state, record.charge_id) == (State.CHARGED, charge["id"])
         assert worker.charge(customer) == "skip:charged"
     assert len(stripe.charges()) == 6
+
+
+@pytest.mark.parametrize(
+    ("customer", "state"),
+    [("cus_processing_1", State.PROCESSING), (AUTH, State.REQUIRES_ACTION)],
+)
+def test_after_a_restore_what_is_open_at_stripe_is_not_asked_for_again(
+    worker: Worker, celery: Commands, stripe: Stripe, customer: str, state: State
+) -> None:
+    """Guard: the idempotency key alone protects a lost record for no longer than a day."""
+    since = datetime.now(UTC).isoformat()
+    worker.charge(customer)
+    forget(worker, customer)
+    done = celery.json("ledger", "recover", "--since", since)
+    assert (done["charged"], done["open"]) == (0, 1)
+    worker.pass_time(25 * 3600)
+    assert worker.charge(customer) == f"skip:{state}"
+    assert worker.record(customer).payment_intent_id is not None
+    assert len(stripe.creates()) == 1
+    assert [record.charge_key for record, _ in worker.actions.take_polls(5)] == [
+        charge_key(customer, PERIOD)
+    ]
+
+
+def test_a_recovered_open_intent_can_be_recharged(
+    worker: Worker, celery: Commands, stripe: Stripe
+) -> None:
+    since = datetime.now(UTC).isoformat()
+    worker.charge(AUTH)
+    forget(worker, AUTH)
+    celery.done("ledger", "recover", "--since", since)
+    worker.recharge(AUTH, payment_method="pm_card_visa")
+    assert worker.drive(AUTH) == "charged"
+    assert len(worker.charges(AUTH)) == 1
 
 
 def test_what_was_unsettled_in_the_copy_is_looked_up_at_both_endpoints(
