@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,10 @@ def _measure(
                 "p99": _percentile_ms(delays, 0.99),
             },
         }
+        if kind == "redis":
+            single = bench.storm("single", bodies, options.repeats)
+            found[kind]["raw_single_ack_per_s"] = round(options.repeats / single, 1)
+            found[kind]["single_ack_rate_ratio"] = round(single / ours, 3)
         if options.waiting:
             found[kind]["memory_mib"] = bench.memory_mib(options.waiting)
     engine.dispose()
@@ -200,8 +205,9 @@ class _Bench:
     def _consumer(self, who: str, settings: Settings) -> Iterator[psutil.Process]:
         place = roles.Place(self._folder / who, roles.base_environment(self._folder / "home"))
         spec = roles.bridge(place, settings, self._kind, name=f"{who}-{self._kind}")
-        if who == "raw":
-            command = (sys.executable, "-m", "bench.bridges", "--raw", self._kind)
+        if who not in {"bridge", "waiting"}:
+            raw = self._kind if who == "raw" else f"{self._kind}-{who}"
+            command = (sys.executable, "-m", "bench.bridges", "--raw", raw)
             spec = RoleSpec(**{**vars(spec), "command": command})
         pid = self._processes.start(spec)
         try:
@@ -286,17 +292,23 @@ def _raw_nsq() -> None:
     asyncio.run(run())
 
 
-def _raw_redis() -> None:
+def _raw_redis(at_once: int = IN_FLIGHT) -> None:
     settings = load_settings()
     stream, group = settings.redis_stream, settings.redis_group
     with redis.Redis.from_url(settings.redis_url, protocol=2) as client:
         while True:
             reply: Any = client.xreadgroup(group, "raw", {stream: ">"}, count=IN_FLIGHT, block=500)
             for _stream, entries in reply or ():
-                client.xack(stream, group, *(entry_id for entry_id, _fields in entries))
+                ids = [entry_id for entry_id, _fields in entries]
+                for first in range(0, len(ids), at_once):
+                    client.xack(stream, group, *ids[first : first + at_once])
 
 
-RAW: dict[str, Callable[[], None]] = {"nsq": _raw_nsq, "redis": _raw_redis}
+RAW: dict[str, Callable[[], None]] = {
+    "nsq": _raw_nsq,
+    "redis": _raw_redis,
+    "redis-single": partial(_raw_redis, 1),
+}
 
 
 if __name__ == "__main__":
