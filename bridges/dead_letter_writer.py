@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from bridges.backoff import Backoff
 from models.errors import LedgerUnavailable
@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+AT_ONCE: Final = 20
+"""Letters that one visit to the ledger commits at most: on a slow disk a flood of them would
+never be through within the limit of one call, and each try would begin with the first."""
+
 
 class DeadLetterWriter:
     """What was not committed is held, and tried again with back-off."""
@@ -27,7 +31,8 @@ class DeadLetterWriter:
         self._backoff = Backoff(limits)
 
     async def write(self, letters: Sequence[NewDeadLetter]) -> int:
-        """Commit these in their order; returns how many are now in the ledger for sure."""
+        """Commit the first ones in their order; returns how many are in the ledger for sure."""
+        letters = letters[:AT_ONCE]
         if not letters or not self._backoff.ready:
             return 0
         try:
