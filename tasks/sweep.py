@@ -20,7 +20,7 @@ from tasks.alarms import Alarm, ring
 from tasks.celery_app import app
 from tasks.errors import SweepFailed
 from tasks.polling import Polling
-from tasks.publishing import publish_charge
+from tasks.publishing import charges_waiting, publish_charge
 from tasks.runtime import runtime
 from tasks.unrevokable import UnrevokableTask
 
@@ -42,7 +42,19 @@ Publish = Callable[[str], None]
 class Sweep:
     """Walks the due records in key order. Running two at once publishes nothing twice."""
 
-    def __init__(self, ledger: Ledger, reads: LedgerReads, publish: Publish) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        reads: LedgerReads,
+        publish: Publish,
+        *,
+        waiting: Callable[[], int] | None = None,
+        max_depth: int = 0,
+    ) -> None:
+        """`waiting`: charges on the queue now; beyond `max_depth` (0: any number) and what one
+        run may add to it, nothing is published."""
+        self.waiting = waiting
+        self.max_depth = max_depth
         self.ledger = ledger
         self.reads = reads
         self.publish = publish
@@ -54,6 +66,9 @@ class Sweep:
         records are due than it may publish: those of a run that is not open, say.
         """
         published = 0
+        if self._is_full():
+            self._report(published)
+            return published
         after_key, is_last_round = start_key, not start_key
         while published < MAX_PUBLISHED:
             keys = self.run_once(after_key)
@@ -67,6 +82,19 @@ class Sweep:
                 after_key, is_last_round = "", True
         self._report(published)
         return published
+
+    def _is_full(self) -> bool:
+        """Whether the workers are that far behind: publishing it again would only bury them.
+
+        Bridges stop earlier, so that they cannot keep the sweep from its turn.
+        """
+        if self.waiting is None or not self.max_depth:
+            return False
+        depth = self.waiting()
+        if depth < self.max_depth + MAX_PUBLISHED:
+            return False
+        logger.warning("sweep_waits", extra={"depth": depth, "limit": self.max_depth})
+        return True
 
     def run_once(self, after_key: str = "") -> list[str]:
         """Publish one batch of due records after a key; their keys.
@@ -97,7 +125,14 @@ def sweep() -> str:
     """Re-drive what is due. Raises SweepFailed, with a text that is safe to show."""
     here = runtime()
     try:
-        published = Sweep(here.ledger, here.reads, publish_charge).run(_any_key())
+        work = Sweep(
+            here.ledger,
+            here.reads,
+            publish_charge,
+            waiting=charges_waiting,
+            max_depth=here.settings.bridge_max_queue_depth,
+        )
+        published = work.run(_any_key())
         actions = LedgerActions(here.engine, here.settings.limits, here.ledger.actor)
         polled = Polling(actions, here.gateway, here.holds).run()
         here.holds.resolve_left(here.engine)

@@ -14,7 +14,7 @@ from models.ledger import Ledger
 from models.ledger_reads import LedgerReads
 from models.states import State
 from sandbox import clock
-from tasks.sweep import BATCH, Sweep
+from tasks.sweep import BATCH, MAX_PUBLISHED, Sweep
 from tests.support.ledgers import event, new_record
 from tests.support.roles import RoleStarter
 from tests.support.stripe import Stripe
@@ -98,6 +98,20 @@ def test_a_run_from_a_later_key_comes_around_to_the_first_ones(
     published: list[str] = []
     assert sweep(published.append).run(start_key=keys[2]) == len(keys)
     assert published == keys[3:] + keys[:3]
+
+
+def test_nothing_is_published_while_the_workers_are_far_behind(
+    ledger: Ledger, engine: Engine
+) -> None:
+    keys = reserve(ledger, 3)
+    depth = 10 + MAX_PUBLISHED
+    published: list[str] = []
+    reads = LedgerReads(engine)
+    work = Sweep(ledger, reads, published.append, waiting=lambda: depth, max_depth=10)
+    assert (work.run(), published) == (0, [])
+    depth -= 1
+    work.run()
+    assert published == keys, "none was marked as dispatched meanwhile"
 
 
 def test_a_broker_that_fails_ends_the_run_and_the_next_one_goes_on(
