@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -11,6 +12,7 @@ MAX_ERROR_MESSAGE_CHARACTERS: Final = 300
 """Of Stripe's own message to an error; kept with the record for people."""
 OBJECT_NAMES: Final = {"payment_intents": "payment_intent", "charges": "charge"}
 """What the objects of an endpoint call themselves."""
+_UNSTORABLE: Final = re.compile("[\x00\ud800-\udfff]")
 BROKEN: Final = Reply(kind=ReplyKind.BROKEN, error_code="no_readable_reply")
 
 
@@ -94,4 +96,7 @@ def text_of(value: object) -> str | None:
     """A non-empty text, or the id of an expanded object."""
     if isinstance(value, Mapping):
         value = value.get("id")
-    return value if isinstance(value, str) and value else None
+    if not isinstance(value, str) or not value:
+        return None
+    # An outcome that the ledger cannot store would never be recorded.
+    return _UNSTORABLE.sub("\ufffd", value)

@@ -11,8 +11,9 @@ from sqlalchemy import Engine, text
 from models.errors import ConfigurationError, StateForbids
 from models.ledger import Applied, Ledger, Retry
 from models.ledger_reads import LedgerReads
-from models.outcomes import OutcomeKind
+from models.outcomes import History, OutcomeKind, classify
 from models.records import Claim
+from models.replies import read_reply
 from models.states import KNOWN_FAILURES, State
 from sandbox import clock
 from tests.support.ledgers import claimed, event, new_record, outcome, request, reread
@@ -338,3 +339,16 @@ def test_the_deployment_is_pinned_by_the_first_and_checked_by_the_rest(ledger: L
     ):
         with pytest.raises(ConfigurationError):
             ledger.pin_deployment(**({"namespace": "stripe-billing"} | wrong))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("sign", ["\x00", "\ud800"])
+def test_a_reply_with_signs_that_postgresql_cannot_store_is_recorded_all_the_same(
+    ledger: Ledger, sign: str
+) -> None:
+    error = {"type": "card_error", "code": "card_declined", "message": f"declined{sign}"}
+    reply = read_reply("payment_intents", 402, {}, {"error": error})
+    judged = classify(reply, History(earlier_unknown=False, vaulted=False))
+    recorded = ledger.record_outcome(claimed(ledger), judged, NOW)
+    assert recorded.record is not None
+    assert recorded.record.state is State.CARD_DECLINED
+    assert recorded.record.error_message == "declined\ufffd"
