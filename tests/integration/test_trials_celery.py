@@ -102,10 +102,11 @@ def test_celery_9596_a_time_limit_strikes_when_stripe_has_charged_already(
 ) -> None:
     """The soft limit for a task that still hears it, the hard limit for one that does not."""
     event = billing_event(f"celery_9596_{action}")
-    pipeline.fault_point("worker.after_call", action)
-    pipeline.publish("nsq", event)
     worker = pipeline.roles["worker"]
     signs = worker.log().count(sign)
+    pipeline.fault_point("worker.after_call", action)
+    pipeline.publish("nsq", event)
+    pipeline.fault_point.wait_reached("worker.after_call")
     wait_until(lambda: worker.log().count(sign) > signs, SLACK_S, "the task was ended")
     assert not pipeline.is_settled(event)
     pipeline.charged_once(event, within_s=pipeline.limits.lease_s)
