@@ -139,7 +139,9 @@ class Services:
         place = roles.Place(
             self.directory / "more" / name, roles.base_environment(self.directory / "home")
         )
-        spec = roles.nsqd(place, ports, options)
+        # With a certificate nsqd also opens this one, at a fixed port unless told.
+        https = f"--https-address=127.0.0.1:{free_port()}"
+        spec = roles.nsqd(place, ports, (https, *options))
         self.processes.start(rename(spec, name))
         settings = {
             "NSQD_TCP_ADDRESS": f"127.0.0.1:{ports['nsqd-tcp']}",
