@@ -68,7 +68,10 @@ def celery_worker(broker_url: str, name: str) -> str | None:
     # Here, not above: Celery takes long to import, and most callers never ask.
     from celery import Celery  # noqa: PLC0415
 
-    app = Celery("sandbox", broker=broker_url, set_as_current=False, changes={})
+    app = Celery("sandbox", set_as_current=False)
+    # Not `broker`: the environment's CELERY_BROKER_URL would go before it, and a shell may have
+    # another stack's settings loaded.
+    app.conf.update(broker_read_url=broker_url, broker_write_url=broker_url)
     node = f"{name}@{socket.gethostname()}"
     try:
         replies = app.control.ping(destination=[node], timeout=1.0, limit=1)

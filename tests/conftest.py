@@ -1,5 +1,10 @@
 """Makes the shared fixtures known to every test."""
 
+import os
+from dataclasses import fields
+
+from models.limits import Limits
+from models.settings import Settings
 from tests.support.fixtures import (
     another_nsqd,
     celery_broker_url,
@@ -41,3 +46,10 @@ __all__ = [
     "vault",
     "vault_starter",
 ]
+
+
+def pytest_configure() -> None:
+    """The shell may have a running stack's settings loaded: tests must not reach that stack."""
+    for item in (*fields(Settings), *fields(Limits)):
+        os.environ.pop(item.name.upper(), None)
+    os.environ.pop("LIMITS_CHECK", None)
