@@ -67,7 +67,7 @@ def verdicts(shown: dict[str, Any]) -> dict[str, str]:
     return {line["customer_id"]: line["verdict"] for line in shown["lines"]}
 
 
-def test_one_lost_one_never_published_and_one_wrong_amount(
+def test_n8_what_was_lost_never_published_or_wrong_is_named_and_made_good(
     worker: Worker, celery: Commands, tmp_path: Path, role: RoleStarter, stripe: Stripe
 ) -> None:
     customers = [f"cus_good_{number}" for number in range(4)]

@@ -60,7 +60,7 @@ class CapWatch:
                     self.most_used = max(self.most_used, used)
 
 
-def test_exactly_as_many_charges_pass_as_fit_under_the_cap(
+def test_s5_exactly_as_many_charges_pass_as_fit_under_the_cap(
     vault_starter: VaultStarter, stripe: Stripe, books: Books, engine: Engine
 ) -> None:
     """64 clients on two vaults, 400 tries of distinct charges, room for 100."""
