@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import ssl
@@ -26,18 +27,28 @@ from tests.support.vault import ADMIN_KEY, Books, VaultProcess, VaultStarter, cr
 from vault.limiter import FAILURES
 
 UPSTREAM_KEY = "sk_test_upstream"
+HALF_REQUEST_S = 2
+"""A request that the vault still waits for more of is ended after this."""
 
 
-def raw(vault: VaultProcess, request: bytes) -> bytes:
-    """Everything that comes back to these bytes until the vault closes, or is done."""
+def raw(vault: VaultProcess, request: bytes, replies: int = 1) -> bytes:
+    """Everything that comes back to these bytes until the vault closes, or is done.
+
+    Our side stays open until the replies have begun: a client that hangs up gets none.
+    """
     host, _, port = vault.env["VAULT_LISTEN"].rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=5) as link:
+    came = b""
+    with socket.create_connection((host, int(port)), timeout=HALF_REQUEST_S) as link:
         link.sendall(request)
-        link.shutdown(socket.SHUT_WR)
-        parts = []
+        with contextlib.suppress(TimeoutError):
+            while came.count(b"HTTP/1.1 ") < replies and (part := link.recv(65536)):
+                came += part
+        link.settimeout(5)
+        with contextlib.suppress(OSError):
+            link.shutdown(socket.SHUT_WR)
         while part := link.recv(65536):
-            parts.append(part)
-    return b"".join(parts)
+            came += part
+    return came
 
 
 def post(
@@ -118,7 +129,7 @@ def test_two_requests_on_one_connection_are_two_requests(
     """What follows a body is the next request, whatever the first one was."""
     key = vault.issue()
     hidden = post(key, "Content-Length: 0", path="/stripe/v1/refunds").decode()
-    reply = raw(vault, post(key, f"Content-Length: {len(BODY)}", body=BODY + hidden))
+    reply = raw(vault, post(key, f"Content-Length: {len(BODY)}", body=BODY + hidden), replies=2)
     assert reply.count(b"HTTP/1.1 ") == 2
     assert {r["path"] for r in stripe.requests()} == {"/v1/payment_intents"}
 
