@@ -4,7 +4,8 @@ SHELL := /bin/sh
 .DEFAULT_GOAL := help
 
 BIN := .venv/bin
-PYTEST_WORKERS ?= 4
+# Most tests wait for processes: one more than the two cores that the suite is made for.
+PYTEST_WORKERS ?= 3
 PYTEST_ARGS ?=
 EVENTS ?= 240
 
