@@ -32,6 +32,7 @@ from models.states import is_settled
 if TYPE_CHECKING:
     from bridges.counters import Counters
     from bridges.dead_letter_writer import DeadLetterWriter
+    from bridges.unsettled_age import UnsettledAge
     from models.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -54,6 +55,7 @@ class Parts:
 
     watcher: CommitWatcher
     dispatcher: Dispatcher
+    unsettled_age: UnsettledAge
     dead_letters: DeadLetterWriter
     executor: Executor
     counters: Counters
@@ -76,6 +78,7 @@ class Bridge:
         self.keeper = LeaseKeeper(source, self.held, settings.limits, parts.counters)
         self.dispatcher = parts.dispatcher
         self._watcher = parts.watcher
+        self._unsettled_age = parts.unsettled_age
         self._dead_letters = parts.dead_letters
         self._settings = settings
         self._clock = clock
@@ -140,6 +143,7 @@ class Bridge:
                 loops = [
                     tasks.create_task(self.keeper.run(), name="lease_keeper"),
                     tasks.create_task(self.dispatcher.run(), name="dispatcher"),
+                    tasks.create_task(self._unsettled_age.run(), name="unsettled_age"),
                     tasks.create_task(self.source.run(), name="source"),
                 ]
                 await self._work(stop)

@@ -31,6 +31,8 @@ CONNECT_TIMEOUT_S: Final = 3
 """At the start only; publishing has the limits of celeryconfig."""
 DEPTH_EVERY_S: Final = 1.0
 """How old the known length of the queue may be: several bridges fill it together."""
+BEHIND_PAUSE_S: Final = 1.0
+"""Between two looks at whether charging gets on again."""
 BATCH: Final = 50
 """Publications that one visit to the publishing thread makes at most."""
 
@@ -143,6 +145,8 @@ class Dispatcher:
         """`max_depth`: charges on the queue beyond which nothing is published; 0: any number."""
         self.paused = False
         """Whether nothing is published now because the queue is full."""
+        self.behind = False
+        """Set from outside: charging does not get on, so nothing is published for now."""
         self._max_depth = max_depth
         self._depth = 0
         self._next_depth = 0.0
@@ -196,16 +200,18 @@ class Dispatcher:
 
     def _pause_s(self) -> float:
         full_s = self._next_depth - self._clock() if self.paused else 0.0
-        return max(0.0, full_s, self._backoff.wait_s)
+        behind_s = BEHIND_PAUSE_S if self.behind else 0.0
+        return max(0.0, full_s, behind_s, self._backoff.wait_s)
 
     async def run_once(self) -> None:
         """Publish up to one batch of what waits.
 
-        Not if the last try failed just now, and not while the queue is full: then the
-        deliveries stay held, the slots fill, and the broker keeps what is new.
+        Not if the last try failed just now, and not while the queue is full or charging does
+        not get on: then the deliveries stay held, the slots fill, and the broker keeps what is
+        new.
         """
         batch = list(islice(self._waiting.values(), BATCH))
-        if not batch or not self._backoff.ready:
+        if not batch or self.behind or not self._backoff.ready:
             return
         again = {p.charge_key for p in batch if p.charge_key in self._published_at}
         ask = bool(self._max_depth) and self._clock() >= self._next_depth

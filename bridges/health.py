@@ -45,11 +45,15 @@ class Progress:
         self._moved_at = clock()
 
     def stalled(self) -> bool:
-        """Whether deliveries have been held for the limit, and not one has got on."""
+        """Whether deliveries have been held for the limit, and not one has got on.
+
+        Not while they are held on purpose, because charging does not get on: a bridge that
+        was started anew could do no better.
+        """
         moves = sum(self._bridge.counters[name] for name in MOVES)
         oldest = min((held.taken_at for held in self._bridge.held), default=None)
         now = self._clock()
-        if moves != self._moves or oldest is None:
+        if moves != self._moves or oldest is None or self._bridge.dispatcher.behind:
             self._moves, self._moved_at = moves, now
             return False
         # Nobody may have asked for long: what came only now has not waited since then.
@@ -63,6 +67,7 @@ def problems(bridge: Bridge, progress: Progress) -> list[str]:
         "source": not bridge.source.ready,
         "ledger": bridge.ledger_away,
         "task_queue": bridge.dispatcher.failing,
+        "charging_behind": bridge.dispatcher.behind,
         "stalled": progress.stalled(),
     }
     return [name for name, holds in found.items() if holds]

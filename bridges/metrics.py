@@ -88,6 +88,10 @@ class BridgeCollector(Collector):
                 "1 while nothing is published because the task queue is full",
                 int(bridge.dispatcher.paused),
             ),
+            "charging_behind": (
+                "1 while nothing is published because old records do not settle",
+                int(bridge.dispatcher.behind),
+            ),
         }
         for name, (text, value) in gauges.items():
             family = GaugeMetricFamily(f"{_PREFIX}{name}", text, labels=("source",))

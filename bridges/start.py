@@ -19,11 +19,13 @@ from bridges.dead_letter_writer import DeadLetterWriter
 from bridges.delivery import Source, SourceUnavailable
 from bridges.dispatcher import Dispatcher, Publisher
 from bridges.threads import LedgerCalls
+from bridges.unsettled_age import UnsettledAge
 from models.database import check_database
 from models.dead_letters import DeadLetters
 from models.errors import ConfigurationError
 from models.keys import check_namespace
 from models.ledger import Ledger
+from models.ledger_reads import LedgerReads
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -33,7 +35,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LEDGER_THREADS: Final = 3
+LEDGER_THREADS: Final = 4
+"""One for each that asks the ledger, so that none waits behind another's call that hangs."""
 PUBLISH_THREADS: Final = 1
 POOL_SIZE: Final = LEDGER_THREADS
 
@@ -167,14 +170,21 @@ def assemble(
     """Put the parts together; inside the running event loop."""
     counters = Counters()
     for_ledger, for_publishing = executors
+    dispatcher = Dispatcher(
+        publisher,
+        for_publishing,
+        settings.limits,
+        counters,
+        max_depth=settings.bridge_max_queue_depth,
+    )
     parts = Parts(
         watcher=CommitWatcher(ledger, LedgerCalls(for_ledger), settings.limits),
-        dispatcher=Dispatcher(
-            publisher,
-            for_publishing,
-            settings.limits,
-            counters,
-            max_depth=settings.bridge_max_queue_depth,
+        dispatcher=dispatcher,
+        unsettled_age=UnsettledAge(
+            LedgerReads(ledger.engine),
+            LedgerCalls(for_ledger),
+            dispatcher,
+            settings.bridge_max_unsettled_age_s,
         ),
         dead_letters=DeadLetterWriter(
             DeadLetters(ledger.engine), LedgerCalls(for_ledger), settings.limits

@@ -29,6 +29,13 @@ _ATTEMPTS: Final = text("""
 OLDEST_UNSETTLED: Final = text("""
     SELECT EXTRACT(EPOCH FROM ledger_now() - min(created_at))::double precision AS age_s
     FROM billing_records WHERE state IN ('reserved', 'sent')""")
+_COUNT_UNSETTLED: Final = text("""
+    SELECT count(*) AS records FROM (
+        SELECT 1 FROM billing_records
+        WHERE state IN ('reserved', 'sent')
+            AND created_at < ledger_now() - make_interval(secs => :age_s)
+            AND error_code IS DISTINCT FROM 'no_billing_run'
+        LIMIT :at_most) AS old""")
 _RECOVERING: Final = text("SELECT recovering_since FROM deployment")
 _EVENTS: Final = text("""
     SELECT at, attempt_epoch, from_state, to_state, move, actor, reason, request_id
@@ -108,6 +115,14 @@ class LedgerReads:
         """Age in seconds of the oldest record that is not settled; None when all are."""
         age_s = self._rows(OLDEST_UNSETTLED, {})[0]["age_s"]
         return None if age_s is None else float(age_s)
+
+    def count_unsettled(self, age_s: float, at_most: int) -> int:
+        """How many records are older than that and not settled; counted no further than told.
+
+        What waits for its billing run to be opened is left out.
+        """
+        values = {"age_s": age_s, "at_most": at_most}
+        return int(self._rows(_COUNT_UNSETTLED, values)[0]["records"])
 
     def recovering(self) -> bool:
         """Whether a recovery after a database restore was begun and not finished."""

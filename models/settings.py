@@ -46,6 +46,8 @@ class Settings:
     bridge_max_in_flight: int = 200
     bridge_max_queue_depth: int = 10_000
     """Charges that may wait on the Celery queue; beyond it a bridge publishes no more. 0: any."""
+    bridge_max_unsettled_age_s: float = 900
+    """With many records unsettled for longer a bridge publishes no more. 0: it always does."""
     bridge_health_listen: str = ""
     """`host:port` of a bridge's /healthz, /readyz and /metrics; empty: there are none."""
     bridge_stalled_after_s: float = 120
@@ -148,6 +150,8 @@ def _check_vault(settings: Settings) -> None:
 def _check_bridge(settings: Settings) -> None:
     if settings.bridge_max_queue_depth < 0:
         raise ConfigurationError("BRIDGE_MAX_QUEUE_DEPTH must be 0 or more")
+    if not 0 <= settings.bridge_max_unsettled_age_s < math.inf:
+        raise ConfigurationError("BRIDGE_MAX_UNSETTLED_AGE_S must be a finite number, 0 or more")
     if not 0 < settings.bridge_stalled_after_s < math.inf:
         raise ConfigurationError("BRIDGE_STALLED_AFTER_S must be a finite number above 0")
     listen = settings.bridge_health_listen

@@ -205,7 +205,12 @@ class ChargeFlow:
         fault_point("worker.after_claim")
         guard = send_guard(claim, self.limits)
         fault_point("worker.before_send")
-        reply = self.gateway.create(request, call_deadline_s(claim, self.limits), guard)
+        reply = self.gateway.create(
+            request,
+            call_deadline_s(claim, self.limits),
+            guard,
+            lease_expires_at=claim.record.lease_expires_at,
+        )
         fault_point("worker.after_call")
         marked = self.gateway.is_marked(reply)
         outcome = classify(reply, History(earlier_unknown=claim.earlier_unknown, vaulted=marked))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final
 
 import stripe
@@ -41,6 +42,7 @@ _RUN_CLOSED: Final = Reply(
 )
 """What the self-hosted vault says; a hosted one knows no runs."""
 FORWARDED: Final = "Vault-Forwarded"
+SEND_BEFORE: Final = "Vault-Send-Before"
 
 Answer = tuple[int | None, Mapping[str, str] | None, object]
 """Status, headers and decoded body of one exchange."""
@@ -116,18 +118,26 @@ class StripeGateway:
         self._take(f"create:{endpoint}", deadline_s)
 
     def create(
-        self, request: StoredRequest, deadline_s: float, before_write: Callable[[], None]
+        self,
+        request: StoredRequest,
+        deadline_s: float,
+        before_write: Callable[[], None],
+        lease_expires_at: datetime | None = None,
     ) -> Reply:
         """Send a stored request, to the byte; the reply as it came.
 
-        `deadline_s` is on the boot-time clock; `before_write` raises NotSent to stop it. Its
-        turn among all requests was taken by `admit`.
+        `deadline_s` is on the boot-time clock; `before_write` raises NotSent to stop it. A vault
+        of our own is told until when (ledger's clock) the request may be passed on: it may
+        find it only when it thaws, with the record long settled. Its turn among all requests
+        was taken by `admit`.
         """
         call = Call(deadline_s, encode_form(request.params), before_write)
-        options = {
+        options: dict[str, Any] = {
             "idempotency_key": request.idempotency_key,
             "stripe_version": request.api_version,
         }
+        if self.vault is not None and not self.vault.hosted and lease_expires_at is not None:
+            options["headers"] = {SEND_BEFORE: f"{lease_expires_at.timestamp():.6f}"}
         try:
             bearer = self._run_key(request)
             if bearer is not None and self._is_closed(bearer):
@@ -302,7 +312,7 @@ class StripeGateway:
         call: Call,
         method: str,
         path: str,
-        options: Mapping[str, str],
+        options: Mapping[str, Any],
         bearer: RunKey | None,
     ) -> Answer:
         """One exchange, whatever the answer was; with a renewed vault key where one was refused."""
@@ -318,7 +328,7 @@ class StripeGateway:
             return answer
         return self._once(call, method, path, {**options, "api_key": renewed.vault_key})
 
-    def _once(self, call: Call, method: str, path: str, options: Mapping[str, str]) -> Answer:
+    def _once(self, call: Call, method: str, path: str, options: Mapping[str, Any]) -> Answer:
         with calling(call):
             try:
                 answer = self._client.raw_request(method, path, **options)

@@ -98,7 +98,7 @@ class Forwarder:
                 if sent_at_s - asked_at_s > START_WITHIN_S:
                     # Nothing is open yet: absence may have been proved, and believed, meanwhile.
                     raise Refused("busy", "too late to send")
-                forward = self.holds.begin(hold_id)
+                forward = self.holds.begin(hold_id, money)
                 if forward is not None:
                     return forward, sent_at_s
         raise Refused("busy", "the hold is being changed by other requests")

@@ -106,6 +106,7 @@ class Holds:
             "billing_run": money.billing_run,
             "currency": money.currency,
             "amount_cents": money.amount_cents,
+            "send_before": money.send_before_s,
             "upstream_key_id": self.upstream_key_id,
             "resend_window_s": self.limits.resend_window_s,
         }
@@ -121,12 +122,13 @@ class Holds:
                     return hold_id
         raise Refused("busy", "the hold is being changed by other requests")
 
-    def begin(self, hold_id: int) -> Forward | None:
-        """Commit `sent`; None when the hold was released or went out of its window since."""
+    def begin(self, hold_id: int, money: Money) -> Forward | None:
+        """Commit `sent`; None when the hold was released, or its time went by, since."""
         token = uuid4()
         values = {
             "id": hold_id,
             "token": token,
+            "send_before": money.send_before_s,
             "upstream_key_id": self.upstream_key_id,
             "resend_window_s": self.limits.resend_window_s,
             "open_s": self.limits.vault_upstream_s + START_WITHIN_S + OPEN_MARGIN_S,

@@ -14,6 +14,11 @@ from sqlalchemy import text
 _CLOCK: Final = "clock AS MATERIALIZED (SELECT ledger_now() AS now)"
 _HELD: Final = "('reserved', 'sent', 'unknown')"
 _WINDOW: Final = "clock.now - make_interval(secs => :resend_window_s)"
+_TOO_LATE: Final = "COALESCE(clock.now >= to_timestamp(CAST(:send_before AS float8)), false)"
+"""Whether the sender's right to send is over: then somebody else may have settled the charge.
+
+Compared on the ledger's clock, which also counted that right, so that no host's clock matters.
+"""
 _NONE_OPEN: Final = "cardinality(others) = 0"
 
 CHECK_KEY: Final = text(
@@ -26,6 +31,7 @@ TAKE: Final = text(f"""
         SELECT k.run_id, :rule = ANY(k.endpoints) AS permitted, k.revoked_at IS NOT NULL AS revoked,
             k.expires_at <= clock.now AS expired, r.state AS run_state,
             r.billing_run = :billing_run AND r.currency = :currency AS run_matches,
+            {_TOO_LATE} AS too_late,
             r.cap_cents - r.settled_cents - r.held_cents AS free_cents
         FROM vault_keys k JOIN billing_runs r ON r.id = k.run_id, clock
         WHERE k.key_hash = :key_hash),
@@ -43,12 +49,12 @@ TAKE: Final = text(f"""
             AND idempotency_key <> :idempotency_key),
     fresh AS (
         SELECT run_id FROM k
-        WHERE permitted AND run_matches AND NOT revoked AND NOT expired
+        WHERE permitted AND run_matches AND NOT revoked AND NOT expired AND NOT too_late
             AND NOT EXISTS (SELECT FROM h) AND NOT EXISTS (SELECT FROM rival)),
     again AS MATERIALIZED (
         SELECT v.id, v.run_id FROM vault_holds v, h, k
         WHERE v.id = h.hold_id AND v.state = 'released' AND k.permitted AND k.run_matches
-            AND h.same_request AND h.in_window AND h.same_upstream
+            AND NOT k.too_late AND h.same_request AND h.in_window AND h.same_upstream
             AND NOT EXISTS (SELECT FROM rival)
         FOR UPDATE OF v),
     budget AS (
@@ -71,7 +77,7 @@ TAKE: Final = text(f"""
         FROM budget, again, clock WHERE NOT budget.is_new AND v.id = again.id
         RETURNING v.id)
     SELECT COALESCE(made.id, retaken.id) AS taken_id, k.permitted, k.revoked, k.expired,
-        k.run_state, k.run_matches, k.free_cents, h.*,
+        k.run_state, k.run_matches, k.too_late, k.free_cents, h.*,
         EXISTS (SELECT FROM rival) AS has_rival,
         EXISTS (SELECT FROM billing_runs
                 WHERE billing_run = :billing_run AND currency = :currency) AS run_exists
@@ -108,7 +114,7 @@ BEGIN: Final = text(f"""
             || (clock.now + make_interval(secs => :open_s)),
         updated_at = clock.now
     FROM old, clock
-    WHERE v.id = old.id AND v.state <> 'released'
+    WHERE v.id = old.id AND v.state <> 'released' AND NOT {_TOO_LATE}
         AND (v.first_sent_at IS NULL
              OR (v.first_sent_at > {_WINDOW} AND v.upstream_key_id = :upstream_key_id))
     RETURNING v.id, old.state AS before, old.first_sent_at IS NULL AS is_first, v.forwards""")

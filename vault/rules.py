@@ -26,6 +26,9 @@ MAX_TEXT_CHARACTERS: Final = 5000
 MAX_METADATA_CHARACTERS: Final = 500
 FORM: Final = "application/x-www-form-urlencoded"
 
+SEND_BEFORE: Final = "vault-send-before"
+"""From the pipeline's own workers: a request that lay about unread is not sent after this."""
+
 REFUSED_HEADERS: Final = frozenset(
     {
         "content-encoding",
@@ -48,6 +51,7 @@ SINGLE_HEADERS: Final = frozenset(
         "host",
         "idempotency-key",
         "stripe-version",
+        SEND_BEFORE,
     }
 )
 
@@ -76,6 +80,8 @@ class Money:
     billing_run: str
     currency: str
     amount_cents: int
+    send_before_s: float | None
+    """When the sender's right to send ends, in Unix seconds of the ledger's clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +119,7 @@ _METHOD: Final = _matches(rf"(?:pm|card|src)_{_ID}")
 _CUSTOMER: Final = _matches(rf"cus_{_ID}")
 _TRUE: Final = _matches("true")
 _SECONDS: Final = _matches(r"\d{1,12}")
+_MOMENT: Final = _matches(r"\d{1,12}(?:\.\d{1,6})?")
 _OBJECT: Final = _matches(rf"(?:pi|ch|py)_{_ID}")
 _METADATA_NAME: Final = re.compile(r"metadata\[[^\[\]\x00]{1,40}\]")
 _IDEMPOTENCY_KEY: Final = _matches(r"[\x21-\x7e]{1,255}")
@@ -219,6 +226,7 @@ def understand(request: Received) -> ForwardCall:
         given = parse_form(_body_text(request.body, headers))
     _check(rule, given)
     key = _idempotency_key(rule, headers)
+    send_before_s = _send_before(headers)
     encoded = urlencode(list(given.items()))
     target = path.removeprefix(PREFIX)
     is_read = rule.method == "GET"
@@ -230,7 +238,7 @@ def understand(request: Received) -> ForwardCall:
         idempotency_key=key,
         stripe_version=_version(headers),
         endpoint=rule.endpoint,
-        money=_money(rule, given, key) if rule.creates and key is not None else None,
+        money=_money(rule, given, key, send_before_s) if rule.creates and key else None,
     )
 
 
@@ -323,7 +331,18 @@ def _version(headers: Mapping[str, str]) -> str | None:
     return version
 
 
-def _money(rule: _Rule, given: Mapping[str, str], idempotency_key: str) -> Money:
+def _send_before(headers: Mapping[str, str]) -> float | None:
+    moment = headers.get(SEND_BEFORE)
+    if moment is None:
+        return None
+    if not _MOMENT(moment):
+        _refuse(f"the header {SEND_BEFORE} must be Unix seconds")
+    return float(moment)
+
+
+def _money(
+    rule: _Rule, given: Mapping[str, str], idempotency_key: str, send_before_s: float | None
+) -> Money:
     return Money(
         endpoint=rule.endpoint,
         idempotency_key=idempotency_key,
@@ -332,4 +351,5 @@ def _money(rule: _Rule, given: Mapping[str, str], idempotency_key: str) -> Money
         billing_run=given["metadata[billing_run]"],
         currency=given["currency"],
         amount_cents=int(given["amount"]),
+        send_before_s=send_before_s,
     )

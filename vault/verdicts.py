@@ -48,6 +48,8 @@ def judge(row: Mapping[str, Any], amount_cents: int) -> int | None:
         if not row["run_exists"]:
             raise Refused("no_billing_run")
         raise Refused("endpoint_refused", "the vault key is another run's", "metadata[billing_run]")
+    if row["too_late"]:
+        raise Refused("busy", "the sender's time is over")
     if row["taken_id"] is not None:
         return int(row["taken_id"])
     if row["hold_id"] is not None:

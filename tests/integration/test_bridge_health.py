@@ -12,6 +12,7 @@ import redis
 
 from models.events import event_from_json
 from models.ledger import Ledger, Retry
+from models.ledger_reads import LedgerReads
 from models.settings import Settings, load_settings
 from sandbox.health import http
 from sandbox.ports import free_port
@@ -181,6 +182,32 @@ def test_what_is_settled_is_acked_while_the_task_queue_is_full(
     broker.publish(paid)
     bridge.wait_count("acked", 1)
     assert bridge.held == 1
+
+
+def test_charging_that_does_not_get_on_stops_publishing_until_it_does(
+    broker: Broker, start: Start, settings: Settings, ledger: Ledger
+) -> None:
+    old = [new_record(event_from_json(billing_event(f"old_{n}"))) for n in range(100)]
+    claims = [claimed(ledger, record) for record in old[1:]]
+    assert ledger.reserve(old[0], "no_billing_run", retry_s=3600)
+    reads = LedgerReads(ledger.engine)
+    wait_until(lambda: reads.count_unsettled(0.2, 1000) == 99, 5, "99 that are old")
+    assert reads.count_unsettled(0.2, 50) == 50, "counted no further than told"
+    bridge = start(BRIDGE_MAX_UNSETTLED_AGE_S="0.2", BRIDGE_STALLED_AFTER_S="1")
+    broker.publish(billing_event("first"))
+    wait_published(settings, 1)
+    assert is_ready(broker), "99 that are old, and one that waits for its run, stop nothing"
+    last = claimed(ledger, new_record(event_from_json(billing_event("old_100"))))
+    wait_until(lambda: state(broker, "/readyz") == (503, ["charging_behind"]), 10, "it says so")
+    broker.publish(billing_event("second"))
+    bridge.wait_count("taken", 2)
+    stays(lambda: len(published(settings)) == 1, 2.0, "held, not published")
+    assert metric(broker, "charging_behind", source=broker.kind) == 1
+    assert state(broker, "/healthz") == (200, []), "another bridge could do no better"
+    for claim in [*claims, last]:
+        ledger.record_outcome(claim, outcome(), Retry(1))
+    wait_published(settings, 2)
+    wait_until(lambda: is_ready(broker), 5, "ready again")
 
 
 def test_an_address_in_use_is_refused_in_one_line(broker: Broker, start: Start) -> None:

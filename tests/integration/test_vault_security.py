@@ -82,6 +82,7 @@ BODY = "&".join(f"{name}={value}" for name, value in create_fields("c1").items()
         ([f"Content-Length: {len(BODY)}", "Stripe-Account: acct_1"], BODY),
         ([f"Content-Length: {len(BODY)}", "Idempotency-Key: c2"], BODY),
         ([f"Content-Length: {len(BODY)}", "Authorization: Bearer other"], BODY),
+        ([f"Content-Length: {len(BODY)}", *["Vault-Send-Before: 9999999999"] * 2], BODY),
         ([f"Content-Length: {len(BODY)}", "Expect: 100-continue", "Content-Encoding: gzip"], BODY),
         ([f"Content-Length: {len(BODY)}", "No colon here"], BODY),
         ([f"Content-Length: {len(BODY)}", " folded: yes"], BODY),

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from celery import Celery
-from cryptography.fernet import Fernet
 from sqlalchemy.engine import Engine
 
 from models.billing_runs import BillingRuns
@@ -29,26 +28,13 @@ from tests.support.faults import FaultPoints
 from tests.support.flows import PERIOD, Worker
 from tests.support.roles import RoleStarter
 from tests.support.stripe import Stripe
-from tests.support.vault import ADMIN_KEY, RUN, Books, VaultProcess
+from tests.support.vault import RUN, RUN_KEYS, Books, VaultProcess, vaulted_settings
 from tests.support.waiting import stays, wait_until
 
 EXPECTED = 10_000
 CAP = 11_000
 AMOUNT = 2_500
-KEYS = Fernet.generate_key().decode()
 MakeWorker = Callable[..., Worker]
-
-
-def vaulted_settings(vault: VaultProcess, **env: str) -> dict[str, Any]:
-    return {
-        "VAULT_MODE": "self",
-        "VAULT_URL": vault.url,
-        "VAULT_ADMIN_KEY": ADMIN_KEY,
-        "VAULT_ENCRYPTION_KEYS": KEYS,
-        "STRIPE_API_KEY": "",
-        "STRIPE_API_BASE": "http://127.0.0.1:9",
-        **env,
-    }
 
 
 @pytest.fixture
@@ -156,9 +142,9 @@ def test_a_renewed_key_is_read_again_and_blocks_nothing(
     worker: Worker, runs: BillingRuns, books: Books
 ) -> None:
     assert charge(worker, "cus_1") == State.CHARGED
-    RunKeys(runs, KEYS).renew(RUN, "usd")
+    RunKeys(runs, RUN_KEYS).renew(RUN, "usd")
     assert charge(worker, "cus_2") == State.CHARGED
-    RunKeys(runs, KEYS).renew(RUN, "usd")
+    RunKeys(runs, RUN_KEYS).renew(RUN, "usd")
     books.revoke_keys_but_the_newest()
     assert charge(worker, "cus_3") == State.CHARGED
 
@@ -170,17 +156,17 @@ def test_a_key_that_expired_or_is_unknown_waits_and_a_revoked_one_blocks(
     books.expire_keys()
     assert charge(worker, "cus_1") == State.RESERVED
     assert worker.record("cus_1").error_code == "key_expired"
-    RunKeys(runs, KEYS).renew(RUN, "usd")
+    RunKeys(runs, RUN_KEYS).renew(RUN, "usd")
     assert later(worker, "cus_1") == State.CHARGED
     books.forget_keys()
     assert charge(worker, "cus_2").startswith("reserved")
     assert later(worker, "cus_2").startswith("reserved")
-    RunKeys(runs, KEYS).renew(RUN, "usd")
+    RunKeys(runs, RUN_KEYS).renew(RUN, "usd")
     assert later(worker, "cus_2") == State.CHARGED
     books.revoke_keys()
     assert charge(worker, "cus_3") == State.BLOCKED
     books.set_run_state("closing")
-    RunKeys(runs, KEYS).renew(RUN, "usd")
+    RunKeys(runs, RUN_KEYS).renew(RUN, "usd")
     assert charge(worker, "cus_4") == State.RESERVED
     assert worker.record("cus_4").error_code == "run_closing"
     books.set_run_state("closed")
@@ -336,7 +322,7 @@ def test_a_key_that_is_renewed_under_load_loses_nothing(
     threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
     for thread in threads:
         thread.start()
-    keys = RunKeys(runs, KEYS)
+    keys = RunKeys(runs, RUN_KEYS)
     for count in (4, 12, 20):
         # Far enough apart that no request meets two of them: that one would wait for its turn.
         wait_until(partial(reached, count), 60, f"{count} charges")

@@ -11,6 +11,7 @@ from urllib.parse import urlencode
 
 import pytest
 import urllib3
+from cryptography.fernet import Fernet
 from sqlalchemy import text
 from sqlalchemy.engine import Engine
 
@@ -23,6 +24,8 @@ from tests.support.waiting import wait_until
 
 ADMIN_KEY = "admin-key-of-the-tests"
 RUN = "2026-09"
+RUN_KEYS = Fernet.generate_key().decode()
+"""They encrypt the billing runs' vault keys."""
 READY_WITHIN_S = 20.0
 
 
@@ -181,6 +184,19 @@ def create_fields(
     names = {"run": "metadata[billing_run]", "epoch": "metadata[attempt_epoch]"}
     given |= {names.get(name, name): value for name, value in fields.items()}
     return {name: value for name, value in given.items() if value != ""}
+
+
+def vaulted_settings(vault: VaultProcess, **env: str) -> dict[str, Any]:
+    """What a worker is told that has no key of Stripe's own."""
+    return {
+        "VAULT_MODE": "self",
+        "VAULT_URL": vault.url,
+        "VAULT_ADMIN_KEY": ADMIN_KEY,
+        "VAULT_ENCRYPTION_KEYS": RUN_KEYS,
+        "STRIPE_API_KEY": "",
+        "STRIPE_API_BASE": "http://127.0.0.1:9",
+        **env,
+    }
 
 
 class Books:
