@@ -40,6 +40,14 @@ if TYPE_CHECKING:
 CONFIRM_TRIES: Final = 3
 """Reads of a record after a commit whose answer was lost."""
 CONFIRM_PAUSE_S: Final = 0.2
+TOLD_BY_STRIPE: Final = (
+    "fingerprint",
+    "amount_cents",
+    "currency",
+    "stripe_customer_id",
+    "billing_run",
+)
+"""What a tombstone lacks and an object at Stripe shows."""
 
 
 class Applied(StrEnum):
@@ -221,10 +229,18 @@ class Ledger:
             return Recorded(Applied.APPLIED, record_from_row(rows[0]))
         return self.late_truth(claim.record.charge_key, outcome)
 
-    def late_truth(self, charge_key: str, outcome: Outcome) -> Recorded:
-        """Keep a success whose record has gone on without it; anything else changes nothing."""
+    def late_truth(
+        self, charge_key: str, outcome: Outcome, shown: Mapping[str, object] | None = None
+    ) -> Recorded:
+        """Keep a success whose record has gone on without it; anything else changes nothing.
+
+        `shown`: TOLD_BY_STRIPE as the object shows them, which a tombstone has to be given to
+        become anything else.
+        """
         record = self.read(charge_key).record
         if record is None or outcome.kind is not OutcomeKind.CHARGED:
+            return Recorded(Applied.FENCED, record)
+        if record.fingerprint is None and shown is None:
             return Recorded(Applied.FENCED, record)
         if record.state in MONEY_STATES and not _same_object(record, outcome):
             return Recorded(Applied.DOUBLE_CHARGE, record)
@@ -238,12 +254,13 @@ class Ledger:
             "from_state": record.state,
             "to_state": target,
             "epoch": record.attempt_epoch,
+            **(shown or dict.fromkeys(TOLD_BY_STRIPE)),
             **self._audit(Move.LATE_TRUTH, "late success"),
         }
         rows = self._rows(sql.LATE_TRUTH, values)
         if not rows:
             # It moved between the read and the write: judge it as it is now.
-            return self.late_truth(charge_key, outcome)
+            return self.late_truth(charge_key, outcome, shown)
         applied = Applied.LATE_REVIEW if unsure else Applied.LATE_CHARGED
         return Recorded(applied, record_from_row(rows[0]))
 

@@ -17,7 +17,7 @@ from models import action_sql as sql
 from models.database import rows, transaction
 from models.decisions import first_poll_s, next_poll_s
 from models.errors import NotFound, StateForbids
-from models.ledger import object_values
+from models.ledger import TOLD_BY_STRIPE, object_values
 from models.outcomes import Outcome
 from models.records import NewRecord, Record, new_values, record_from_row
 from models.states import Move, State, check_move
@@ -70,6 +70,10 @@ class ChargedRow:
 
     def as_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+    def shown(self) -> dict[str, Any]:
+        """What a late truth needs of it; see `Ledger.late_truth`."""
+        return {name: getattr(self, name) for name in TOLD_BY_STRIPE}
 
 
 class ImportConflict(StateForbids):
@@ -290,13 +294,15 @@ class LedgerActions:
         reason: str,
         request_id: str,
     ) -> Done:
-        if self._seen(request_id):
+        if self._seen(record, request_id):
             return Done(self._again(record), already=True)
         check_move(move, record.state, target)
         audit = self._audit(move, reason, request_id)
         try:
             found = self._rows(statement, {**self._as_read(record), **values, **audit})
         except IntegrityError:
+            if not self._seen(record, request_id):
+                raise
             # The same request, a moment ago, through another door.
             return Done(self._again(record), already=True)
         if found:
@@ -304,7 +310,7 @@ class LedgerActions:
         return self._refuse_or_already(record, request_id, "has moved meanwhile")
 
     def _refuse_or_already(self, record: Record, request_id: str, why: str) -> Done:
-        if self._seen(request_id):
+        if self._seen(record, request_id):
             return Done(self._again(record), already=True)
         current = self._again(record)
         raise StateForbids(
@@ -315,8 +321,12 @@ class LedgerActions:
     def _again(self, record: Record) -> Record:
         return self.find(record.customer_id, record.billing_period)
 
-    def _seen(self, request_id: str) -> bool:
-        return bool(self._rows(sql.REQUEST_SEEN, {"request_id": request_id}))
+    def _seen(self, record: Record, request_id: str) -> bool:
+        """Whether this request was done before; raises StateForbids if it was another's."""
+        found = self._rows(sql.REQUEST_SEEN, {"request_id": request_id})
+        if found and found[0]["charge_key"] != record.charge_key:
+            raise StateForbids("the request id was used for another record; give a new one")
+        return bool(found)
 
     def _by_identity(self, customer_id: str, billing_period: str) -> Record | None:
         identity = {"customer_id": customer_id, "billing_period": billing_period}

@@ -172,7 +172,12 @@ LATE_TRUTH: Final = text(f"""
     WITH {CLOCK},
     moved AS (
         UPDATE billing_records SET state = :to_state, settled_at = clock.now,
-            next_attempt_at = NULL, {OBJECTS}, {RELEASE}
+            next_attempt_at = NULL, {OBJECTS}, {RELEASE},
+            fingerprint = COALESCE(fingerprint, CAST(:fingerprint AS text)),
+            amount_cents = COALESCE(amount_cents, CAST(:amount_cents AS bigint)),
+            currency = COALESCE(currency, CAST(:currency AS text)),
+            stripe_customer_id = COALESCE(stripe_customer_id, CAST(:stripe_customer_id AS text)),
+            billing_run = COALESCE(billing_run, CAST(:billing_run AS text))
         FROM clock
         WHERE charge_key = :charge_key AND state = :from_state AND attempt_epoch = :epoch
         RETURNING {COLUMNS}),

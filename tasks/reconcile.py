@@ -82,6 +82,7 @@ def reconciliation(here: Runtime, billing_run: str, actor: str) -> Iterator[Reco
         actions=LedgerActions(here.engine, here.settings.limits, actor),
         runs=BillingRuns(here.engine, actor),
         gateway=here.gateway,
+        holds=here.holds,
     )
     try:
         yield work

@@ -31,10 +31,11 @@ from tasks.requests import CHARGES, PAYMENT_INTENTS
 if TYPE_CHECKING:
     from models.billing_runs import BillingRuns
     from models.ledger import Ledger
-    from models.ledger_actions import LedgerActions
+    from models.ledger_actions import ChargedRow, LedgerActions
     from models.ledger_reads import LedgerReads
     from models.settings import Settings
     from tasks.stripe_gateway import StripeGateway
+    from tasks.vault_holds import VaultHolds
 
 PAGE: Final = 500
 PAGE_S: Final = 60.0
@@ -93,6 +94,7 @@ class Reconciliation:
         actions: LedgerActions,
         runs: BillingRuns,
         gateway: StripeGateway,
+        holds: VaultHolds,
     ) -> None:
         self.billing_run = billing_run
         self.settings = settings
@@ -101,6 +103,7 @@ class Reconciliation:
         self.actions = actions
         self.runs = runs
         self.gateway = gateway
+        self.holds = holds
         self.scratch = Scratch()
         self._oldest: datetime | None = None
         self._adopted = 0
@@ -241,18 +244,32 @@ class Reconciliation:
         for key in self.scratch.keys_with(Verdict.LOST):
             row, intent, charge = self.scratch.success_of(key)
             before = self.ledger.read(key).record
+            if row is not None:
+                self._tell_vault(row)
             if before is None:
                 # Without metadata that fits its key it is somebody else's: for a person.
                 self._adopted += self.actions.recover_charged([row]) if row is not None else 0
             else:
-                self._late(key, intent, charge)
+                self._late(key, row, intent, charge)
             after = self.ledger.read(key).record
             if after is not None:
                 self.scratch.add_records([after], adopted=after != before)
 
-    def _late(self, key: str, intent: str | None, charge: str | None) -> None:
+    def _tell_vault(self, row: ChargedRow) -> None:
+        try:
+            self.holds.tell_settled(row)
+        except StripeUnavailable as error:
+            raise ChargebridgeError(
+                f"the vault could not be told of a charge that the ledger has lost ({error.code}); "
+                "what was not adopted yet is with the next reconcile"
+            ) from None
+
+    def _late(
+        self, key: str, row: ChargedRow | None, intent: str | None, charge: str | None
+    ) -> None:
         outcome = Outcome(OutcomeKind.CHARGED, payment_intent_id=intent, charge_id=charge)
-        applied = self.ledger.late_truth(key, outcome).applied
+        shown = row.shown() if row is not None else None
+        applied = self.ledger.late_truth(key, outcome, shown).applied
         logger.info("reconcile_late_truth", extra={"charge_key": key, "applied": applied})
         if applied is Applied.LATE_REVIEW:
             ring(Alarm.LATE_SUCCESS, charge_key=key)

@@ -13,14 +13,14 @@ from models.errors import StateForbids
 from models.keys import idempotency_key
 from models.ledger import boot_clock_s
 from models.left_holds import left_holds
-from models.outcomes import OutcomeKind
+from models.outcomes import Outcome, OutcomeKind
 from models.vault_wire import VaultUnavailable, VaultWire
 from tasks.errors import StripeUnavailable
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
-    from models.outcomes import Outcome
+    from models.ledger_actions import ChargedRow
     from models.records import Record
     from models.settings import Settings
 
@@ -68,16 +68,29 @@ class VaultHolds:
         word = _WORD_OF.get(outcome.kind)
         if self._wire is None or word is None:
             return
-        key = idempotency_key(
-            record.customer_id,
-            record.billing_period,
-            record.attempt_epoch if epoch is None else epoch,
-            self._namespace,
+        epoch = record.attempt_epoch if epoch is None else epoch
+        self._resolve(self._wire, (record.customer_id, record.billing_period, epoch), word, outcome)
+
+    def tell_settled(self, row: ChargedRow) -> None:
+        """Say that Stripe shows this charge, which the ledger has lost.
+
+        Raises StripeUnavailable as `tell` does.
+        """
+        if self._wire is None:
+            return
+        outcome = Outcome(
+            OutcomeKind.CHARGED, payment_intent_id=row.payment_intent_id, charge_id=row.charge_id
         )
+        epoch_of = (row.customer_id, row.billing_period, row.attempt_epoch)
+        self._resolve(self._wire, epoch_of, "settled", outcome)
+
+    def _resolve(
+        self, wire: VaultWire, epoch_of: tuple[str, str, int], word: str, outcome: Outcome
+    ) -> None:
         settled = word == "settled"
         try:
-            self._wire.resolve(
-                key,
+            wire.resolve(
+                idempotency_key(*epoch_of, self._namespace),
                 word,
                 payment_intent_id=outcome.payment_intent_id if settled else None,
                 charge_id=outcome.charge_id if settled else None,

@@ -92,7 +92,8 @@ def test_the_same_request_id_never_acts_on_two_records(
     one = record_in(ledger, State.CARD_DECLINED, event("cust_1"))
     two = record_in(ledger, State.CARD_DECLINED, event("cust_2"))
     actions.recharge(one, from_epoch=0, reason="x", request_id="r")
-    assert actions.recharge(two, from_epoch=0, reason="x", request_id="r").already
+    with pytest.raises(StateForbids, match="used for another record"):
+        actions.recharge(two, from_epoch=0, reason="x", request_id="r")
     assert actions.find("cust_2", "2026-Q3").attempt_epoch == 0
 
 

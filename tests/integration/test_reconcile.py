@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import redis
-from sqlalchemy import text
 
 from models.keys import charge_key
 from models.states import State
@@ -56,13 +55,6 @@ def file_of(path: Path, *lines: dict[str, Any] | str) -> str:
     return str(path)
 
 
-def forget(worker: Worker, customer: str) -> None:
-    key = charge_key(customer, PERIOD)
-    with worker.here.engine.connect() as connection:
-        for table in ("billing_records", "charge_attempts", "ledger_events"):
-            connection.execute(text(f"DELETE FROM {table} WHERE charge_key = '{key}'"))
-
-
 def verdicts(shown: dict[str, Any]) -> dict[str, str]:
     return {line["customer_id"]: line["verdict"] for line in shown["lines"]}
 
@@ -73,7 +65,7 @@ def test_n8_what_was_lost_never_published_or_wrong_is_named_and_made_good(
     customers = [f"cus_good_{number}" for number in range(4)]
     for customer in customers:
         worker.charge(customer)
-    forget(worker, customers[0])
+    worker.forget(customers[0])
     never = '{ "customer_id": "cus_never", "billing_period": "2026-Q3", "amount_cents": 700, '
     never += '"stripe_customer_id": "cus_never", "unknown": 1.5 }'
     wrong = expected(customers[1], amount_cents=2600)
@@ -128,7 +120,7 @@ def test_everything_that_is_not_plain_is_told_apart(
     key = charge_key("cus_twice", PERIOD)
     stripe.charge_elsewhere("cus_twice", 2500, charge_key=key, billing_run=PERIOD)
     worker.charge("cus_auth_lost")
-    forget(worker, "cus_auth_lost")
+    worker.forget("cus_auth_lost")
     stripe.charge_elsewhere("cus_other", 100, charge_key="0" * 32, billing_run="another")
     names = [
         c["customer"] for c in stripe.charges() if c["customer"] not in ("cus_extra", "cus_other")
@@ -165,10 +157,30 @@ def test_an_open_intent_whose_record_was_lost_is_not_published_again(
     worker: Worker, celery: Commands, tmp_path: Path
 ) -> None:
     worker.charge("cus_auth_1")
-    forget(worker, "cus_auth_1")
+    worker.forget("cus_auth_1")
     path = file_of(tmp_path / "e.jsonl", expected("cus_auth_1"))
     shown = celery.json("reconcile", PERIOD, "--expected", path, "--republish", "nsq")
     assert (shown["republished"], verdicts(shown)) == (0, {"cus_auth_1": "open_at_stripe"})
+
+
+def test_money_for_an_identity_that_was_voided_before_it_came_is_for_a_person(
+    worker: Worker, celery: Commands, tmp_path: Path
+) -> None:
+    worker.charge("cus_voided")
+    worker.forget("cus_voided")
+    celery.done("ledger", "void", "cus_voided", PERIOD, "--reason", "not to be charged")
+    assert worker.record("cus_voided").amount_cents is None, "a tombstone"
+    path = file_of(tmp_path / "e.jsonl", expected("cus_voided"))
+    shown = celery.json("reconcile", PERIOD, "--expected", path)
+    assert not shown["closable"]
+    record = worker.record("cus_voided")
+    (charge,) = worker.charges("cus_voided")
+    assert (record.state, record.charge_id) == (State.REVIEW, charge["id"])
+    assert (record.amount_cents, record.currency, record.billing_run) == (2500, "usd", PERIOD)
+    celery.done(
+        "ledger", "resolve", "cus_voided", PERIOD, "--charged", charge["id"], "--reason", "kept"
+    )
+    assert worker.record("cus_voided").state is State.CHARGED
 
 
 def test_an_imported_charge_is_found_though_it_carries_no_metadata(
@@ -197,7 +209,7 @@ def test_one_bad_line_is_named_and_nothing_changes(
     worker: Worker, celery: Commands, tmp_path: Path, bad: Any, why: str
 ) -> None:
     worker.charge(GOOD)
-    forget(worker, GOOD)
+    worker.forget(GOOD)
     path = file_of(tmp_path / "e.jsonl", expected(GOOD), expected(GOOD), bad)
     line = celery.refused("reconcile", PERIOD, "--expected", path, "--republish", "nsq")
     assert line.startswith(f"{path}:3: ")
@@ -226,7 +238,7 @@ def test_the_task_adopts_and_tells_the_last_line(
 ) -> None:
     worker.charge(GOOD)
     worker.charge("cus_good_2")
-    forget(worker, GOOD)
+    worker.forget(GOOD)
     control = role("worker-control")
     celery.done("call", "tasks.reconcile", "--args", f'["{PERIOD}"]')
     wait_until(lambda: f"run {PERIOD} may be closed" in control.log(), 40, "it has reconciled")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,16 +20,19 @@ from models.ledger_reads import LedgerReads
 from models.run_keys import RunKeys
 from models.settings import load_settings
 from models.states import State
+from models.vault_wire import VaultWire
 from tasks.manual import Manual
 from tasks.polling import Polling
 from tasks.recharge_flow import Approval, Recharges
+from tasks.reconcile import reconciliation
 from tasks.sweep import Sweep
+from tasks.vault_holds import VaultHolds
 from tests.support import ledgers
 from tests.support.faults import FaultPoints
 from tests.support.flows import PERIOD, Worker
 from tests.support.roles import RoleStarter
 from tests.support.stripe import Stripe
-from tests.support.vault import RUN, RUN_KEYS, Books, VaultProcess, vaulted_settings
+from tests.support.vault import ADMIN_KEY, RUN, RUN_KEYS, Books, VaultProcess, vaulted_settings
 from tests.support.waiting import stays, wait_until
 
 EXPECTED = 10_000
@@ -300,6 +304,36 @@ def test_the_sweep_resolves_what_a_settled_record_has_left_held(
     assert worker.here.holds.resolve_left(worker.here.engine) == 1
     assert budget(books) == (AMOUNT, 0)
     assert worker.here.holds.resolve_left(worker.here.engine) == 0
+
+
+def test_a_charge_that_reconcile_finds_settles_its_hold_though_it_was_released(
+    worker: Worker, books: Books
+) -> None:
+    assert charge(worker, "cus_good") == State.CHARGED
+    key = charge_key("cus_good", PERIOD)
+    books.give_back(key)
+    assert budget(books) == (0, 0)
+    worker.forget("cus_good")
+    with reconciliation(worker.here, RUN, "test") as work:
+        work.run()
+        assert work.summary().adopted == 1
+    assert worker.record("cus_good").state is State.CHARGED
+    assert budget(books) == (AMOUNT, 0)
+
+
+def test_a_charge_that_reconcile_finds_is_not_adopted_before_the_vault_knows(
+    worker: Worker, books: Books, vault: VaultProcess
+) -> None:
+    assert charge(worker, "cus_good") == State.CHARGED
+    worker.forget("cus_good")
+    wire = VaultWire("http://127.0.0.1:9", ADMIN_KEY)
+    unheard = replace(worker.here, holds=VaultHolds(wire, worker.here.settings.charge_namespace))
+    with (
+        reconciliation(unheard, RUN, "test") as work,
+        pytest.raises(ChargebridgeError, match="the vault could not be told"),
+    ):
+        work.run()
+    assert worker.here.reads.by_keys([charge_key("cus_good", PERIOD)]) == []
 
 
 def test_a_key_that_is_renewed_under_load_loses_nothing(

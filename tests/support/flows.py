@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from sqlalchemy import text
+
 from models.events import event_from_json
 from models.keys import charge_key
 from models.ledger import boot_clock_s
@@ -73,6 +75,13 @@ class Worker:
     def pass_time(self, seconds: float) -> None:
         clock.advance(self.environment["DATABASE_URL"], seconds)
         self.stripe.clock(seconds)
+
+    def forget(self, customer: str, period: str = PERIOD) -> None:
+        """The ledger loses a record, with all that is known of it."""
+        key = charge_key(customer, period)
+        with self.here.engine.connect() as connection:
+            for table in ("billing_records", "charge_attempts", "ledger_events"):
+                connection.execute(text(f"DELETE FROM {table} WHERE charge_key = '{key}'"))
 
     def charges(self, customer: str) -> list[dict[str, Any]]:
         return self.stripe.charges(customer=customer)

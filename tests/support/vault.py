@@ -263,6 +263,17 @@ class Books:
             key=idempotency_key,
         )
 
+    def give_back(self, idempotency_key: str) -> None:
+        """A settled hold is released, as if absence at Stripe had been proved too soon."""
+        self._do(
+            """WITH lost AS (
+                UPDATE vault_holds SET state = 'released' WHERE idempotency_key = :key
+                RETURNING run_id, amount_cents)
+            UPDATE billing_runs r SET settled_cents = settled_cents - lost.amount_cents
+            FROM lost WHERE r.id = lost.run_id""",
+            key=idempotency_key,
+        )
+
     def check(self) -> None:
         """Budgets are what their holds come to."""
         wrong = self._rows(
