@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Final, assert_never
 
 from bridges.answers import Answers
 from bridges.commit_watcher import TICK_S, CommitWatcher, ParkedDeliveries, ParkedDelivery
+from bridges.counters import DEAD_LETTER_REASON
 from bridges.delivery import Delivery, Source
 from bridges.dispatcher import Dispatcher, Publication
 from bridges.held import Held, HeldDeliveries
 from bridges.lease_keeper import LeaseKeeper
-from bridges.metrics import REASON
 from bridges.repeats import compare, wording
 from models.dead_letters import NewDeadLetter
 from models.decisions import DeliveryView, Disposition, RecordStatus, dispose
@@ -282,7 +282,7 @@ class Bridge:
         for held in refused[:written]:
             self._committed(held)
             assert held.refused is not None, "only refused deliveries are buried"
-            self.counters.add(f"{REASON}{held.refused.reason}")
+            self.counters.add(f"{DEAD_LETTER_REASON}{held.refused.reason}")
         self.counters.add("dead_letters", written)
 
     def _committed(self, held: Held) -> None:

@@ -7,6 +7,8 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Histogram
 
+DEAD_LETTER_REASON: Final = "dead_letter."
+"""Begins the name of the count of each reason for a dead letter."""
 _SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
 

@@ -9,6 +9,8 @@ from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from bridges.counters import DEAD_LETTER_REASON
+
 if TYPE_CHECKING:
     from bridges.bridge import Bridge
 
@@ -35,8 +37,6 @@ SINGLE: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     ),
     "published": ("Events handed to the workers", ("published",)),
 }
-REASON: Final = "dead_letter."
-"""Begins the name of the count of each reason."""
 
 
 class BridgeCollector(Collector):
@@ -71,8 +71,8 @@ class BridgeCollector(Collector):
             f"{_PREFIX}events", "Everything counted, by its name", labels=("source", "event")
         )
         for name, count in counts.items():
-            if name.startswith(REASON):
-                letters.add_metric((source, name.removeprefix(REASON)), count)
+            if name.startswith(DEAD_LETTER_REASON):
+                letters.add_metric((source, name.removeprefix(DEAD_LETTER_REASON)), count)
             else:
                 others.add_metric((source, name), count)
         yield letters
