@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields as dataclass_fields
 from datetime import datetime
 from typing import IO, TYPE_CHECKING, Any, Final
 
@@ -100,6 +101,35 @@ def print_table(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> No
             for text, width, to_right in zip(line, widths, right, strict=True)
         ]
         click.echo(GAP.join(cells).rstrip())
+
+
+def print_page(
+    columns: Sequence[str],
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    as_json: bool,
+    next_after: object = None,
+) -> None:
+    """Print one page of a list, whole as JSON or these columns as a table.
+
+    `next_after` is where the next page begins, None after the last one; the table says it on
+    stderr.
+    """
+    if as_json:
+        print_json(rows)
+        return
+    print_table(columns, rows)
+    if next_after is not None:
+        click.echo(f"more: --after {next_after}", err=True)
+
+
+def fields_of(value: Any, *, but: Collection[str]) -> dict[str, Any]:
+    """A dataclass value's fields by name, without those that are not to be shown."""
+    return {
+        field.name: getattr(value, field.name)
+        for field in dataclass_fields(value)
+        if field.name not in but
+    }
 
 
 def print_fields(fields: Mapping[str, Any]) -> None:

@@ -11,12 +11,13 @@ from models.errors import DeadLetterReason
 from tasks.commands import dead_letter_actions
 from tasks.commands.console import (
     Refused,
+    fields_of,
     json_option,
     ledger_engine,
     limit_option,
     print_fields,
     print_json,
-    print_table,
+    print_page,
 )
 
 if TYPE_CHECKING:
@@ -68,12 +69,12 @@ def list_letters(
         letters = DeadLetters(engine).list(
             limit=limit, after_id=after, reason=reason, include_resolved=include_resolved
         )
-    if as_json:
-        print_json([_summary(letter) for letter in letters])
-        return
-    print_table(_LIST_COLUMNS, [_summary(letter) for letter in letters])
-    if len(letters) == limit:
-        click.echo(f"more: --after {letters[-1].id}", err=True)
+    print_page(
+        _LIST_COLUMNS,
+        [_summary(letter) for letter in letters],
+        as_json=as_json,
+        next_after=letters[-1].id if len(letters) == limit else None,
+    )
 
 
 @dead_letters.command()
@@ -104,9 +105,7 @@ for _command in (
 
 
 def _summary(letter: DeadLetter) -> dict[str, Any]:
-    return {
-        name: getattr(letter, name) for name in type(letter).__dataclass_fields__ if name != "body"
-    }
+    return fields_of(letter, but=("body",))
 
 
 def _body(body: bytes | None) -> dict[str, str | None]:

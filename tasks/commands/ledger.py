@@ -10,11 +10,13 @@ from models.states import State
 from tasks.commands import ledger_actions
 from tasks.commands.console import (
     Refused,
+    fields_of,
     json_option,
     ledger_engine,
     limit_option,
     print_fields,
     print_json,
+    print_page,
     print_table,
 )
 
@@ -119,12 +121,12 @@ def list_records(
             billing_run=billing_run,
             customer_id=customer,
         )
-    if as_json:
-        print_json([_record_json(record) for record in records])
-        return
-    print_table(_LIST_COLUMNS, [_record_json(record) for record in records])
-    if len(records) == limit:
-        click.echo(f"more: --after {records[-1].charge_key}", err=True)
+    print_page(
+        _LIST_COLUMNS,
+        [_record_json(record) for record in records],
+        as_json=as_json,
+        next_after=records[-1].charge_key if len(records) == limit else None,
+    )
 
 
 for _command in (
@@ -137,11 +139,7 @@ for _command in (
 
 
 def _record_json(record: Record) -> dict[str, Any]:
-    return {
-        name: getattr(record, name)
-        for name in type(record).__dataclass_fields__
-        if name not in _HIDDEN
-    }
+    return fields_of(record, but=_HIDDEN)
 
 
 def _history_json(history: History) -> dict[str, Any]:
