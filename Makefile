@@ -55,4 +55,4 @@ bench: setup
 	@$(BIN)/python -m bench
 
 bench-bridges: setup
-	@$(BIN)/python -m bench.bridges
+	@$(BIN)/python -m bench.bridges --waiting 1000000

@@ -25,6 +25,10 @@ REPLY_WITHIN_S = 20.0
 KEY = "sk_test_contract"
 INTENTS = "/v1/payment_intents"
 CHARGES = "/v1/charges"
+FAULT_STATUS = {"http_500": 500, "http_429": 429, "lock_timeout": 429, "html_502": 502}
+"""The kinds of faults that come as a whole reply, with its HTTP status."""
+SHORT_S = 0.3
+"""A delay, or a watch over something that must not happen."""
 
 
 @dataclass(frozen=True)

@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import stripe as sdk
 
-from tests.contract.simulator_fixtures import Simulator, running_simulator
-
-
-@pytest.fixture(scope="module")
-def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulator]:
-    with running_simulator(tmp_path_factory.mktemp("simulator")) as simulator:
-        yield simulator
-
-
-@pytest.fixture
-def stripe(process: Simulator) -> Simulator:
-    process.reset()
-    return process
+from tests.contract.stripe_simulator.simulator import Simulator
 
 
 @pytest.fixture

@@ -1,38 +1,24 @@
-"""Faults: each kind at each stage, and which requests a fault is for."""
+"""Faults: what each kind at each stage does to the reply, the money and the key."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from urllib.parse import urlencode
 
 import pytest
 import urllib3
 
-from tests.contract.simulator_fixtures import (
-    CHARGES,
+from tests.contract.stripe_simulator.simulator import (
+    FAULT_STATUS,
     INTENTS,
+    KEY,
+    SHORT_S,
     Answer,
     Simulator,
     payment,
-    running_simulator,
 )
 from tests.support.waiting import stays, wait_until
 
-STATUS = {"http_500": 500, "http_429": 429, "lock_timeout": 429, "html_502": 502}
 NO_REPLY = ("reset", "timeout", "truncate")
-SHORT_S = 0.3
-
-
-@pytest.fixture(scope="module")
-def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulator]:
-    with running_simulator(tmp_path_factory.mktemp("simulator")) as simulator:
-        yield simulator
-
-
-@pytest.fixture
-def stripe(process: Simulator) -> Simulator:
-    process.reset()
-    return process
 
 
 def outcome(stripe: Simulator, key: str = "k1") -> Answer | None:
@@ -43,7 +29,20 @@ def outcome(stripe: Simulator, key: str = "k1") -> Answer | None:
         return None
 
 
-@pytest.mark.parametrize("kind", [*STATUS, *NO_REPLY])
+def create_and_leave(stripe: Simulator, *, after_s: float) -> None:
+    """A create under the key "k1" whose client has no patience, and closes its connection."""
+    impatient = urllib3.HTTPConnectionPool("127.0.0.1", stripe.port, retries=False, timeout=after_s)
+    with pytest.raises(urllib3.exceptions.TimeoutError):
+        impatient.request(
+            "POST",
+            INTENTS,
+            body=urlencode(payment()),
+            headers={"Authorization": f"Bearer {KEY}", "Idempotency-Key": "k1"},
+        )
+    impatient.close()
+
+
+@pytest.mark.parametrize("kind", [*FAULT_STATUS, *NO_REPLY])
 @pytest.mark.parametrize("stage", ["before", "after_claim", "after_commit"])
 def test_the_client_sees_the_fault_once_and_the_stage_decides_about_the_money(
     stripe: Simulator, kind: str, stage: str
@@ -52,9 +51,9 @@ def test_the_client_sees_the_fault_once_and_the_stage_decides_about_the_money(
 
     spoiled = outcome(stripe)
 
-    assert (None if spoiled is None else spoiled.status) == STATUS.get(kind)
+    assert (None if spoiled is None else spoiled.status) == FAULT_STATUS.get(kind)
     assert len(stripe.charges()) == (1 if stage == "after_commit" else 0)
-    assert stripe.creates()[0]["status"] == (200 if kind == "truncate" else STATUS.get(kind))
+    assert stripe.creates()[0]["status"] == (200 if kind == "truncate" else FAULT_STATUS.get(kind))
     retry = stripe.create(payment(), "k1")
     saved_500 = kind == "http_500" and stage != "before"
     assert retry.status == (500 if saved_500 else 200)
@@ -150,15 +149,8 @@ def test_a_running_create_shows_a_passing_status_and_takes_its_money_later(
 
 def test_late_money_is_taken_although_the_client_has_left(stripe: Simulator) -> None:
     stripe.fault("latency", stage="after_claim", seconds=0.6)
-    impatient = urllib3.HTTPConnectionPool("127.0.0.1", stripe.port, retries=False, timeout=0.2)
 
-    with pytest.raises(urllib3.exceptions.TimeoutError):
-        impatient.request(
-            "POST",
-            INTENTS,
-            body="amount=2500&currency=usd&customer=cus_T1&confirm=true",
-            headers={"Authorization": "Bearer sk_test_x", "Idempotency-Key": "k1"},
-        )
+    create_and_leave(stripe, after_s=0.2)
 
     assert stripe.charges() == []
     wait_until(stripe.charges, 5, "the money is taken")
@@ -200,15 +192,8 @@ def test_a_timeout_of_given_length_holds_its_key_although_the_client_has_left(
     stripe: Simulator,
 ) -> None:
     stripe.fault("timeout", stage="after_claim", seconds=1.0)
-    impatient = urllib3.HTTPConnectionPool("127.0.0.1", stripe.port, retries=False, timeout=0.1)
-    with pytest.raises(urllib3.exceptions.TimeoutError):
-        impatient.request(
-            "POST",
-            INTENTS,
-            body=urlencode(payment()),
-            headers={"Authorization": "Bearer sk_test_x", "Idempotency-Key": "k1"},
-        )
-    impatient.close()
+
+    create_and_leave(stripe, after_s=0.1)
 
     stays(lambda: stripe.create(payment(), "k1").status == 409, SHORT_S, "the key is in flight")
     wait_until(lambda: stripe.create(payment(), "k1").status == 200, 5, "the key is free")
@@ -217,15 +202,8 @@ def test_a_timeout_of_given_length_holds_its_key_although_the_client_has_left(
 
 def test_a_timeout_of_no_given_length_ends_when_the_client_leaves(stripe: Simulator) -> None:
     stripe.fault("timeout", stage="after_claim")
-    impatient = urllib3.HTTPConnectionPool("127.0.0.1", stripe.port, retries=False, timeout=0.3)
 
-    with pytest.raises(urllib3.exceptions.TimeoutError):
-        impatient.request(
-            "POST",
-            INTENTS,
-            body="amount=2500&currency=usd&customer=cus_T1&confirm=true&off_session=true",
-            headers={"Authorization": "Bearer sk_test_x", "Idempotency-Key": "k1"},
-        )
+    create_and_leave(stripe, after_s=0.3)
 
     def freed() -> bool:
         return stripe.create(payment(), "k1").status == 200
@@ -244,138 +222,6 @@ def test_a_hanging_request_does_not_stop_the_others(stripe: Simulator) -> None:
 
     with pytest.raises(urllib3.exceptions.HTTPError):
         hanging.answer()
-
-
-def test_a_fault_is_used_as_often_as_it_says_and_replays_count(stripe: Simulator) -> None:
-    stripe.fault("http_429", stage="after_commit", times=3)
-
-    statuses = [stripe.create(payment(), "k1").status for _ in range(4)]
-
-    assert statuses == [429, 429, 429, 200]
-    assert len(stripe.charges()) == 1
-
-
-def test_a_replay_spoiled_by_a_500_keeps_its_saved_answer(stripe: Simulator) -> None:
-    first = stripe.create(payment(), "k1")
-    stripe.fault("http_500", stage="after_commit")
-
-    assert stripe.create(payment(), "k1").status == 500
-    assert stripe.create(payment(), "k1").text == first.text
-
-
-def test_the_first_fault_with_times_left_wins(stripe: Simulator) -> None:
-    stripe.fault("http_500", times=1)
-    stripe.fault("http_429", times=2)
-    stripe.fault("html_502", times=1)
-
-    assert [stripe.create().status for _ in range(5)] == [500, 429, 429, 502, 200]
-
-
-def test_an_empty_match_is_every_create_and_nothing_else(stripe: Simulator) -> None:
-    intent = stripe.create(payment("cus_auth")).error["payment_intent"]["id"]
-    stripe.fault("http_500", times=2)
-
-    assert stripe.get("/v1/customers/cus_T1").status == 200
-    assert stripe.get(INTENTS, customer="cus_T1").status == 200
-    assert stripe.call("POST", "/v1/customers").status == 200
-    assert stripe.call("POST", f"{INTENTS}/{intent}/cancel").status == 200
-    assert stripe.create().status == 500
-    charge = {"amount": 2500, "currency": "usd", "customer": "cus_T1"}
-    assert stripe.call("POST", CHARGES, charge).status == 500
-
-
-def test_a_match_by_customer_leaves_reads_of_that_customer_alone(stripe: Simulator) -> None:
-    stripe.fault("http_500", customer="cus_T1")
-
-    assert stripe.get("/v1/customers/cus_T1").status == 200
-    assert stripe.get(INTENTS, customer="cus_T1").status == 200
-    assert stripe.create(payment("cus_T2")).status == 200
-    assert stripe.create(payment("cus_T1")).status == 500
-
-
-def test_a_match_by_key_path_or_method(stripe: Simulator) -> None:
-    intent = stripe.create(payment("cus_auth")).error["payment_intent"]["id"]
-    cancel = f"{INTENTS}/{intent}/cancel"
-    stripe.fault("http_500", idempotency_key="k1")
-    stripe.fault("http_429", path=CHARGES)
-    stripe.fault("lock_timeout", path=cancel)
-
-    assert stripe.create(key="k2").status == 200
-    assert stripe.create(key="k1").status == 500
-    charge = {"amount": 2500, "currency": "usd", "customer": "cus_T1"}
-    assert stripe.call("POST", CHARGES, charge).status == 429
-    assert stripe.call("POST", cancel).error["code"] == "lock_timeout"
-    assert stripe.call("POST", cancel).status == 200
-
-
-@pytest.mark.parametrize("kind", list(STATUS))
-@pytest.mark.parametrize("stage", ["before", "after_claim", "after_commit"])
-def test_a_read_fails_when_its_method_is_named(stripe: Simulator, kind: str, stage: str) -> None:
-    stripe.fault(kind, stage=stage, method="GET", path=INTENTS)
-
-    assert stripe.create().status == 200
-    assert stripe.get("/v1/customers/cus_T1").status == 200
-    assert stripe.call("GET", INTENTS, {"customer": "cus_T1"}).status == STATUS[kind]
-    assert len(stripe.listed()) == 1
-
-
-def test_a_read_can_be_slow_and_can_be_matched_by_customer(stripe: Simulator) -> None:
-    stripe.fault("latency", method="GET", customer="cus_T1", seconds=SHORT_S)
-
-    stripe.get("/v1/customers/cus_T2")
-    stripe.get("/v1/customers/cus_T1")
-    lines = stripe.requests(method="GET")
-
-    assert [line["status"] for line in lines] == [200, 200]
-    assert stripe.get("/_sim/faults").json["data"][0]["left"] == 0
-
-
-def test_a_request_that_never_reaches_the_stage_does_not_use_up_the_fault(
-    stripe: Simulator,
-) -> None:
-    stripe.fault("http_500", stage="after_commit")
-
-    assert stripe.create(payment(amount="x"), "k1").status == 400
-    assert stripe.call("POST", INTENTS, payment(), key="k1", api_key=None).status == 401
-    assert stripe.create(payment(), "k1").status == 500
-
-
-def test_faults_can_be_listed_and_cleared(stripe: Simulator) -> None:
-    stripe.fault("latency", stage="after_claim", seconds=2, times=3, customer="cus_T1")
-
-    assert stripe.get("/_sim/faults").json["data"] == [
-        {
-            "match": {"customer": "cus_T1"},
-            "stage": "after_claim",
-            "kind": "latency",
-            "seconds": 2,
-            "times": 3,
-            "left": 3,
-        }
-    ]
-    assert stripe.call("DELETE", "/_sim/faults").status == 200
-    assert stripe.get("/_sim/faults").json["data"] == []
-    assert stripe.create().status == 200
-
-
-@pytest.mark.parametrize(
-    "fault",
-    [
-        {"kind": "explode"},
-        {"kind": "reset", "stage": "sometimes"},
-        {"kind": "reset", "times": 0},
-        {"kind": "reset", "match": {"colour": "red"}},
-        {"kind": "latency", "seconds": -1},
-        {"kind": "latency", "minutes": 1},
-    ],
-)
-def test_a_fault_that_makes_no_sense_is_refused(
-    stripe: Simulator, fault: dict[str, object]
-) -> None:
-    http = urllib3.HTTPConnectionPool("127.0.0.1", stripe.port, retries=False)
-
-    assert http.request("POST", "/_sim/faults", json=fault).status == 400
-    assert stripe.get("/_sim/faults").json["data"] == []
 
 
 def test_a_reset_of_the_simulator_leaves_a_running_create_without_money(

@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
-from tests.contract.simulator_fixtures import (
+from tests.contract.stripe_simulator.simulator import (
     CHARGES,
     INTENTS,
     Simulator,
     payment,
-    running_simulator,
 )
 
 DAY_S = 24 * 3600
-
-
-@pytest.fixture(scope="module")
-def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulator]:
-    with running_simulator(tmp_path_factory.mktemp("simulator")) as simulator:
-        yield simulator
-
-
-@pytest.fixture
-def stripe(process: Simulator) -> Simulator:
-    process.reset()
-    return process
 
 
 @pytest.mark.parametrize("path", [INTENTS, CHARGES])
