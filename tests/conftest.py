@@ -5,6 +5,7 @@ from dataclasses import fields
 
 from models.limits import Limits
 from models.settings import Settings
+from tests.support.charge_driver import driver
 from tests.support.fixtures import (
     another_nsqd,
     celery_broker_url,
@@ -30,6 +31,7 @@ __all__ = [
     "books",
     "celery_broker_url",
     "database_url",
+    "driver",
     "engine",
     "environment",
     "fault_point",
