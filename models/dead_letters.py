@@ -1,4 +1,4 @@
-"""Dead letters: deliveries that can never become a charge, kept whole.
+"""Dead letters: deliveries that can never become a charge, kept whole (up to MAX_KEPT_BYTES).
 
 Bridges alone make them; people replay, discard and purge them.
 """
@@ -18,6 +18,11 @@ from models.errors import DeadLetterReason
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine, RowMapping
+
+
+MAX_KEPT_BYTES: Final = 8 * 1024 * 1024
+"""Of one body. Redis takes up to half a gigabyte; a row of that size would not be written within
+the ledger's time limit, ever, and everything behind it would wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,15 +113,18 @@ class DeadLetters:
 
         Raises LedgerUnavailable: the delivery must then not be acked.
         """
+        detail = letter.detail
+        if len(letter.body) > MAX_KEPT_BYTES:
+            detail += f"; of {len(letter.body)} bytes the first {MAX_KEPT_BYTES} are kept"
         values: dict[str, Any] = {
             "source": letter.source,
             "place": letter.place,
             "delivery_id": letter.delivery_id,
-            "body": letter.body,
+            "body": letter.body[:MAX_KEPT_BYTES],
             "body_sha256": hashlib.sha256(letter.body).hexdigest(),
             "body_size": len(letter.body),
             "reason": letter.reason,
-            "detail": letter.detail,
+            "detail": detail,
             "charge_key": letter.charge_key,
         }
         return int(self._rows(_BURY, values)[0]["id"])

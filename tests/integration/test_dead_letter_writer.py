@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
+from hashlib import sha256
 
 import pytest
 from sqlalchemy import text
@@ -10,7 +12,7 @@ from sqlalchemy.engine import Engine
 
 from bridges import threads
 from bridges.dead_letter_writer import DeadLetterWriter
-from models.dead_letters import DeadLetters, NewDeadLetter
+from models.dead_letters import MAX_KEPT_BYTES, DeadLetters, NewDeadLetter
 from models.errors import DeadLetterReason
 from models.limits import FAST_LIMITS
 
@@ -32,6 +34,19 @@ def letter(number: int) -> NewDeadLetter:
         reason=DeadLetterReason.INVALID_JSON,
         detail="the body is not JSON",
     )
+
+
+def test_a_body_beyond_all_measure_is_kept_in_part_and_holds_up_nothing(engine: Engine) -> None:
+    letters = DeadLetters(engine)
+    body = b"x" * (MAX_KEPT_BYTES + 1)
+    shown = letters.show(letters.bury(replace(letter(1), body=body)))
+    assert shown is not None
+    assert shown.body == body[:-1]
+    assert (shown.body_size, shown.body_sha256) == (len(body), sha256(body).hexdigest())
+    assert shown.detail.endswith(f"; of {len(body)} bytes the first {MAX_KEPT_BYTES} are kept")
+    whole = letters.show(letters.bury(replace(letter(2), body=body[:-1])))
+    assert whole is not None
+    assert (whole.body, whole.detail) == (body[:-1], letter(2).detail)
 
 
 def test_a_flood_on_a_slow_disk_is_committed_bit_by_bit(
