@@ -25,6 +25,7 @@ from tests.support.fixtures import (
     stripe,
 )
 from tests.support.vault import books, vault, vault_starter
+from tests.support.vaulted_workers import make_vaulted_worker, runs, vaulted_worker
 
 __all__ = [
     "another_nsqd",
@@ -36,10 +37,12 @@ __all__ = [
     "environment",
     "fault_point",
     "ledger",
+    "make_vaulted_worker",
     "nsq_topic",
     "pipeline",
     "redis_url",
     "role",
+    "runs",
     "services",
     "session_services",
     "settings",
@@ -47,6 +50,7 @@ __all__ = [
     "stripe",
     "vault",
     "vault_starter",
+    "vaulted_worker",
 ]
 
 

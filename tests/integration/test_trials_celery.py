@@ -12,8 +12,8 @@ from tests.support.roles import Role
 from tests.support.waiting import NeverHappenedError, wait_until
 
 PIPELINE_ENV = SHORT_DELIVERIES
-FLOW = 100
-STOPS_AT = (10, 40, 70)
+FLOW = 500
+STOPS_AT = (10, 130, 250, 370, 490)
 """Charges made when the workers are told to stop."""
 STOP_GRACE_S = 20.0
 
@@ -42,7 +42,7 @@ def test_kombu_337_and_celery_2599_a_task_that_waits_longer_than_its_visibility(
     assert len(pipeline.creates(event)) == 1
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 def test_celery_7950_workers_are_told_to_stop_again_and_again_while_events_flow(
     pipeline: Pipeline,
 ) -> None:
@@ -53,12 +53,12 @@ def test_celery_7950_workers_are_told_to_stop_again_and_again_while_events_flow(
     for charges in STOPS_AT:
         wait_until(
             lambda wanted=charges: len(pipeline.charges(*events)) >= wanted,  # type: ignore[misc]
-            2 * SLACK_S,
+            4 * SLACK_S,
             f"{charges} charges",
         )
         stop(pipeline.roles["worker"])
         pipeline.start("worker")
-    pipeline.charged_once(*events, within_s=2 * SLACK_S)
+    pipeline.charged_once(*events, within_s=4 * SLACK_S)
     # A stop leaves no outcome unknown.
     assert all(len(pipeline.creates(event)) == 1 for event in events[::10])
 
@@ -73,14 +73,15 @@ def stop(worker: Role) -> None:
         worker.kill()
 
 
+@pytest.mark.timeout(240)
 def test_celery_1564_stripe_python_726_each_child_has_connections_of_its_own(
     pipeline: Pipeline,
 ) -> None:
-    events = [billing_event(f"celery_1564_{n}", amount_cents=100 + n) for n in range(FLOW)]
+    events = [billing_event(f"celery_1564_{n}", amount_cents=100 + n) for n in range(200)]
     earlier = len(pipeline.roles["worker"].log())
     pipeline.publish("nsq", *events[::2])
     pipeline.publish("redis", *events[1::2])
-    pipeline.charged_once(*events, within_s=SLACK_S)
+    pipeline.charged_once(*events, within_s=4 * SLACK_S)
     assert [len(pipeline.creates(event)) for event in events[:10]] == [1] * 10
     log = pipeline.roles["worker"].log()[earlier:]
     for sign in ("Traceback", "charge_failed", "alarm_", "Error"):

@@ -9,13 +9,13 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.engine import Engine
 
-from models.billing_runs import BillingRuns
 from models.database import rows
 from models.keys import charge_key
 from models.states import State
 from tests.support.flows import PERIOD, Worker
 from tests.support.stripe import Stripe
-from tests.support.vault import RUN, Books, VaultProcess, vaulted_settings
+from tests.support.vault import Books, VaultProcess
+from tests.support.vaulted_workers import charge, later
 from tests.support.waiting import stays, wait_until
 
 HEADER = "Vault-Send-Before"
@@ -67,25 +67,16 @@ def test_a_moment_that_is_none_is_refused(vault: VaultProcess, stripe: Stripe, v
 
 
 def test_a_vault_that_thaws_after_the_lease_sends_nothing_of_what_it_had_not_read(
-    environment: dict[str, str],
-    stripe: Stripe,
-    vault: VaultProcess,
-    books: Books,
-    engine: Engine,
+    vaulted_worker: Worker, stripe: Stripe, vault: VaultProcess, books: Books
 ) -> None:
-    BillingRuns(engine, "test").open(RUN, "usd", 10_000)
-    worker = Worker(environment, stripe, **vaulted_settings(vault))
-    try:
-        assert worker.charge("cus_first", billing_run=RUN) == State.CHARGED
-        vault.signal(signal.SIGSTOP)
-        assert worker.charge("cus_late", billing_run=RUN, payment_method="pm_card_visa") == "sent"
-        worker.pass_time(60)
-        vault.signal(signal.SIGCONT)
-        wait_until(lambda: vault.request("GET", "/healthz").status == 200, 10, "thawed")
-        stays(lambda: worker.charges("cus_late") == [], 2.0, "nothing was sent")
-        assert books.holds() == [books.hold(charge_key("cus_first", PERIOD))]
-        worker.pass_time(60)
-        assert worker.drive("cus_late") == State.CHARGED
-        assert len(worker.charges("cus_late")) == 1
-    finally:
-        worker.close()
+    worker = vaulted_worker
+    assert charge(worker, "cus_first") == State.CHARGED
+    vault.signal(signal.SIGSTOP)
+    assert charge(worker, "cus_late", payment_method="pm_card_visa") == State.SENT
+    worker.pass_time(60)
+    vault.signal(signal.SIGCONT)
+    wait_until(lambda: vault.request("GET", "/healthz").status == 200, 10, "thawed")
+    stays(lambda: worker.charges("cus_late") == [], 2.0, "nothing was sent")
+    assert books.holds() == [books.hold(charge_key("cus_first", PERIOD))]
+    assert later(worker, "cus_late", 60) == State.CHARGED
+    assert len(worker.charges("cus_late")) == 1
