@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -56,8 +57,11 @@ def read_redis_url(setting: str, url: str) -> RedisPlace | None:
 
 
 def _read(kind: str, url: str, *, tls: bool) -> RedisPlace:
-    parts = urlsplit(url)
-    login, _, hosts = parts.netloc.rpartition("@")
+    rest = url.partition("://")[2]
+    # By hand: urlsplit refuses more than one address in brackets, in newer Pythons only.
+    places = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    parts = urlsplit(f"//{rest[len(places) :]}")
+    login, _, hosts = places.rpartition("@")
     username, _, password = login.partition(":")
     path = [unquote(part) for part in parts.path.split("/") if part]
     query = {name: values[0] for name, values in parse_qs(parts.query).items()}

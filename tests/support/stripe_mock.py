@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import os
-import shutil
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,23 +36,10 @@ def build() -> Path:
     with (BUILT / "stripe-mock.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not BINARY.is_file() or not stamp.is_file() or stamp.read_text() != wanted:
-            _go_build()
+            environment = bootstrap.own_environment()
+            bootstrap.build_with_go(MODULE, {BINARY.name: PACKAGE}, environment)
             stamp.write_text(wanted)
     return BINARY
-
-
-def _go_build() -> None:
-    go = shutil.which("go") or bootstrap._go_from_wheel(dict(os.environ))
-    settings = {
-        **os.environ,
-        "CGO_ENABLED": "0",
-        "GOTOOLCHAIN": "local",
-        "GOFLAGS": "-mod=readonly -buildvcs=false -trimpath -modcacherw",
-        "GOWORK": "off",
-    }
-    built = BINARY.with_suffix(".new")
-    subprocess.run([go, "build", "-o", str(built), PACKAGE], check=True, env=settings, cwd=MODULE)
-    built.replace(BINARY)
 
 
 def _answers(url: str) -> bool:
