@@ -145,8 +145,8 @@ class Dispatcher:
         """`max_depth`: charges on the queue beyond which nothing is published; 0: any number."""
         self.paused = False
         """Whether nothing is published now because the queue is full."""
-        self.behind = False
-        """Set from outside: charging does not get on, so nothing is published for now."""
+        self.probes: int | None = None
+        """Set from outside when charging does not get on: so many may be published all the same."""
         self._max_depth = max_depth
         self._depth = 0
         self._next_depth = 0.0
@@ -159,6 +159,11 @@ class Dispatcher:
         self._waiting: dict[str, Publication] = {}
         self._published_at: dict[str, float] = {}
         self._wake = asyncio.Event()
+
+    @property
+    def behind(self) -> bool:
+        """Whether next to nothing is published now because charging does not get on."""
+        return self.probes is not None
 
     @property
     def failing(self) -> bool:
@@ -206,12 +211,13 @@ class Dispatcher:
     async def run_once(self) -> None:
         """Publish up to one batch of what waits.
 
-        Not if the last try failed just now, and not while the queue is full or charging does
-        not get on: then the deliveries stay held, the slots fill, and the broker keeps what is
-        new.
+        Not if the last try failed just now, not while the queue is full, and only a few while
+        charging does not get on: then the deliveries stay held, the slots fill, and the broker
+        keeps what is new.
         """
-        batch = list(islice(self._waiting.values(), BATCH))
-        if not batch or self.behind or not self._backoff.ready:
+        most = BATCH if self.probes is None else min(BATCH, self.probes)
+        batch = list(islice(self._waiting.values(), most))
+        if not batch or not self._backoff.ready:
             return
         again = {p.charge_key for p in batch if p.charge_key in self._published_at}
         ask = bool(self._max_depth) and self._clock() >= self._next_depth
@@ -226,6 +232,8 @@ class Dispatcher:
             if self._waiting.pop(publication.charge_key, None) is not None:
                 self._published_at[publication.charge_key] = now
         self._counters.add("published", len(visit.published))
+        if self.probes is not None:
+            self.probes = max(0, self.probes - len(visit.published))
         if visit.failure is None:
             self._backoff.worked()
             return

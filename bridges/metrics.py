@@ -89,7 +89,7 @@ class BridgeCollector(Collector):
                 int(bridge.dispatcher.paused),
             ),
             "charging_behind": (
-                "1 while nothing is published because old records do not settle",
+                "1 while next to nothing is published because no record settles",
                 int(bridge.dispatcher.behind),
             ),
         }

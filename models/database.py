@@ -136,6 +136,11 @@ def check_database(engine: Engine) -> None:
             _check_revision(connection)
     except OperationalError as error:
         raise LedgerUnavailable(f"DATABASE_URL: {_first_line(error)}") from None
+    except DBAPIError as error:
+        # A role without rights, say: nothing that waiting could mend.
+        raise ConfigurationError(f"DATABASE_URL: {_first_line(error)}") from None
+    except PoolTimeout:
+        raise LedgerUnavailable("DATABASE_URL: no free connection") from None
 
 
 def _check_durability(connection: Connection) -> None:

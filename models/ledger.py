@@ -242,11 +242,17 @@ class Ledger:
             return Recorded(Applied.FENCED, record)
         if record.fingerprint is None and shown is None:
             return Recorded(Applied.FENCED, record)
-        if record.state in MONEY_STATES and not _same_object(record, outcome):
+        known = record.state in MONEY_STATES or self._was_late(record)
+        if known and not _same_object(record, outcome):
             return Recorded(Applied.DOUBLE_CHARGE, record)
         if record.state is State.CHARGED:
             return Recorded(Applied.FENCED, record)
-        unsure = is_settled(record.state) and record.state not in (State.REVIEW, State.PROCESSING)
+        other_money = _is_other_money(record, shown)
+        if record.state is State.REVIEW and (known or other_money):
+            # Also when the answer to the first write was lost, and this one repeats it.
+            return Recorded(Applied.LATE_REVIEW, record)
+        calm = (State.REVIEW, State.PROCESSING)
+        unsure = other_money or (is_settled(record.state) and record.state not in calm)
         target = State.REVIEW if unsure else State.CHARGED
         check_move(Move.LATE_TRUTH, record.state, target)
         values = object_values(outcome) | {
@@ -263,6 +269,13 @@ class Ledger:
             return self.late_truth(charge_key, outcome, shown)
         applied = Applied.LATE_REVIEW if unsure else Applied.LATE_CHARGED
         return Recorded(applied, record_from_row(rows[0]))
+
+    def _was_late(self, record: Record) -> bool:
+        """Whether a late success has brought it to `review`, where a person decides."""
+        if record.state is not State.REVIEW:
+            return False
+        last = self._rows(sql.LAST_MOVE, {"charge_key": record.charge_key})
+        return bool(last) and last[0]["move"] == Move.LATE_TRUTH
 
     def adopt(self, record: Record, outcome: Outcome, why: str) -> Recorded:
         """Take over money that Stripe shows for a record which nobody acts on.
@@ -369,6 +382,13 @@ def object_values(outcome: Outcome) -> dict[str, Any]:
         "decline_code": outcome.decline_code,
         "error_message": outcome.error_message,
     }
+
+
+def _is_other_money(record: Record, shown: Mapping[str, object] | None) -> bool:
+    """Whether an object shows another amount or currency than the record asked for."""
+    if shown is None or record.amount_cents is None:
+        return False
+    return (shown["amount_cents"], shown["currency"]) != (record.amount_cents, record.currency)
 
 
 def _same_object(record: Record, outcome: Outcome) -> bool:

@@ -11,6 +11,7 @@ from sqlalchemy import TextClause, text
 from models.database import rows
 from models.ledger_sql import COLUMNS
 from models.records import Record, record_from_row
+from models.states import SETTLED
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine, RowMapping
@@ -34,8 +35,10 @@ _COUNT_UNSETTLED: Final = text("""
         SELECT 1 FROM billing_records
         WHERE state IN ('reserved', 'sent')
             AND created_at < ledger_now() - make_interval(secs => :age_s)
-            AND error_code IS DISTINCT FROM 'no_billing_run'
         LIMIT :at_most) AS old""")
+_SETTLES: Final = text(f"""
+    SELECT bool_or(to_state IN ({", ".join(f"'{state}'" for state in sorted(SETTLED))})) AS settles
+    FROM (SELECT to_state FROM ledger_events ORDER BY id DESC LIMIT :moves) AS latest""")
 _RECOVERING: Final = text("SELECT recovering_since FROM deployment")
 _EVENTS: Final = text("""
     SELECT at, attempt_epoch, from_state, to_state, move, actor, reason, request_id
@@ -117,12 +120,13 @@ class LedgerReads:
         return None if age_s is None else float(age_s)
 
     def count_unsettled(self, age_s: float, at_most: int) -> int:
-        """How many records are older than that and not settled; counted no further than told.
-
-        What waits for its billing run to be opened is left out.
-        """
+        """How many records are older than that and not settled; counted no further than told."""
         values = {"age_s": age_s, "at_most": at_most}
         return int(self._rows(_COUNT_UNSETTLED, values)[0]["records"])
+
+    def settles(self, moves: int) -> bool:
+        """Whether any of the latest so many moves of all records has settled one."""
+        return bool(self._rows(_SETTLES, {"moves": moves})[0]["settles"])
 
     def recovering(self) -> bool:
         """Whether a recovery after a database restore was begun and not finished."""

@@ -184,6 +184,10 @@ LATE_TRUTH: Final = text(f"""
     {audit("moved", ":from_state")}
     SELECT {COLUMNS} FROM moved""")
 
+LAST_MOVE: Final = text(
+    "SELECT move FROM ledger_events WHERE charge_key = :charge_key ORDER BY id DESC LIMIT 1"
+)
+
 ADOPT: Final = text(f"""
     WITH {CLOCK},
     moved AS (

@@ -85,6 +85,8 @@ TRANSITIONS: Final[dict[Move, frozenset[tuple[State, State]]]] = {
         _pairs({_S.SENT, _S.RESERVED, _S.REVIEW}, {_S.CHARGED})
         | _pairs(frozenset(State) - MONEY_STATES - {_S.SENT, _S.RESERVED, _S.REVIEW}, {_S.REVIEW})
         | {(_S.PROCESSING, _S.CHARGED)}
+        # Of another amount or currency than was asked for.
+        | _pairs({_S.SENT, _S.RESERVED, _S.PROCESSING}, {_S.REVIEW})
     ),
     # Money of an earlier epoch, found before another send.
     Move.ADOPT: _pairs({_S.RESERVED, _S.SENT}, MONEY_STATES | {_S.REVIEW}),

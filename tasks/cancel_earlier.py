@@ -79,7 +79,7 @@ class EarlierObjects:
                 return Cleared(Clear.MONEY, finding)
             left = [item for item in listed if not item.is_dead]
             if not left:
-                self._tell_dead(record, listed)
+                self._tell_dead(record, listed, attempts)
                 return Cleared(Clear.NOTHING_OPEN)
             if self._moved(record):
                 # What is open can be another worker's send of this very epoch.
@@ -107,9 +107,19 @@ class EarlierObjects:
         if self.holds is not None:
             self.holds.tell(record, outcome, epoch)
 
-    def _tell_dead(self, record: Record, listed: Sequence[SeenObject]) -> None:
-        """An earlier epoch's hold would keep the vault from taking another for this charge."""
-        for epoch in sorted({item.epoch for item in listed if item.epoch is not None}):
+    def _tell_dead(
+        self,
+        record: Record,
+        listed: Sequence[SeenObject],
+        attempts: Sequence[Mapping[str, Any]],
+    ) -> None:
+        """An earlier epoch's hold would keep the vault from taking another for this charge.
+
+        Also of an epoch that has left no object: its refusal may have been lost on the way back,
+        with a vault that died, and come only with a repeat.
+        """
+        epochs = {item.epoch for item in listed} | {row["attempt_epoch"] for row in attempts}
+        for epoch in sorted(epoch for epoch in epochs if epoch is not None):
             if epoch < record.attempt_epoch:
                 self._tell(record, _DEAD, epoch)
 

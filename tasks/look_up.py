@@ -20,7 +20,7 @@ from models.replies import status_of, text_of
 from tasks.alarms import Alarm, ring
 from tasks.errors import CustomerUnknown, StripeUnavailable
 from tasks.recording import report, write_until
-from tasks.requests import ENDPOINTS
+from tasks.requests import CHARGES, ENDPOINTS, PAYMENT_INTENTS
 from tasks.send_guard import call_deadline_s
 
 if TYPE_CHECKING:
@@ -129,7 +129,24 @@ def list_charge(
             found = seen_object(item)
             if found.charge_key == record.charge_key and not _same_intent(found, seen):
                 seen.append(found)
-    return seen
+    known = _known_object(gateway, record, seen, deadline_s)
+    return [*seen, known] if known is not None else seen
+
+
+def _known_object(
+    gateway: StripeGateway, record: Record, seen: Sequence[SeenObject], deadline_s: float
+) -> SeenObject | None:
+    """The object that the record names, if it is older than the lists: a recovered one can be."""
+    intent, charge = record.payment_intent_id, record.charge_id
+    listed = {name for item in seen for name in (item.payment_intent_id, item.charge_id)}
+    if (intent or charge) is None or listed & {intent, charge} - {None}:
+        return None
+    if intent is not None:
+        item = gateway.retrieve(PAYMENT_INTENTS, intent, deadline_s)
+    else:
+        item = gateway.retrieve(CHARGES, str(charge), deadline_s)
+    found = None if item is None else seen_object(item)
+    return found if found is not None and found.charge_key == record.charge_key else None
 
 
 def _used(record: Record, attempts: Sequence[Mapping[str, Any]]) -> set[str]:

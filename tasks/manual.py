@@ -71,9 +71,18 @@ class Manual:
         except NotFound:
             return self._tombstone(customer_id, billing_period, reason)
         check_move(Move.VOID, record.state, State.VOIDED)
-        if self.reads.attempts(record.charge_key):
+        if not self._never_sent(record):
             self._nothing_open(record)
         return self.actions.void(record, reason=reason, request_id=str(uuid4())).record
+
+    def _never_sent(self, record: Record) -> bool:
+        """Whether it is certain that Stripe never heard of it.
+
+        That there are no attempts is not enough: a record that was recovered has none.
+        """
+        fresh = record.state is State.RESERVED and record.attempt_epoch == 0
+        seen = record.payment_intent_id or record.charge_id
+        return fresh and not seen and not self.reads.attempts(record.charge_key)
 
     def _tombstone(self, customer_id: str, billing_period: str, reason: str) -> Record:
         try:

@@ -30,6 +30,8 @@ MAX_POLLS: Final = 200
 """Of one sweep; what is left is due at the next one."""
 POLLING_S: Final = 10.0
 """One sweep asks no longer than this, so that due charges never wait behind open intents."""
+POLLING_SHARE: Final = 0.25
+"""Of a task's soft time limit, where that is less: a sweep has more to do afterwards."""
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +49,7 @@ class Polling:
 
     def run(self) -> int:
         """Ask about what is due, within the limits of one sweep; the number asked about."""
-        until_s = boot_clock_s() + POLLING_S
+        until_s = boot_clock_s() + min(POLLING_S, POLLING_SHARE * self.limits.soft_limit_s)
         asked = 0
         while asked < MAX_POLLS and boot_clock_s() < until_s:
             taken = self.run_once(until_s)
@@ -64,13 +66,13 @@ class Polling:
         for record, now in taken:
             if until_s is not None and boot_clock_s() >= until_s:
                 break
-            self._ask(record, now)
+            self._ask(record, now, until_s)
         return len(taken)
 
-    def _ask(self, record: Record, now: datetime) -> None:
+    def _ask(self, record: Record, now: datetime, until_s: float | None) -> None:
         ids = {"charge_key": record.charge_key, "state": str(record.state)}
         try:
-            outcome, why = self._judged(record, now)
+            outcome, why = self._judged(record, now, until_s)
             if self.holds is not None:
                 self.holds.tell(record, outcome)
         except StripeUnavailable as error:
@@ -84,8 +86,8 @@ class Polling:
         if outcome.kind is OutcomeKind.UNRECOGNISED:
             ring(Alarm.REVIEW, charge_key=record.charge_key, why=why)
 
-    def _judged(self, record: Record, now: datetime) -> tuple[Outcome, str]:
-        seen = self._retrieve(record)
+    def _judged(self, record: Record, now: datetime, until_s: float | None) -> tuple[Outcome, str]:
+        seen = self._retrieve(record, until_s)
         if seen is None:
             return _review(record, "the open object is not at Stripe")
         if not _is_ours(record, seen):
@@ -106,8 +108,10 @@ class Polling:
                 return _review(record, f"open for too long: {seen.status}")
         return outcome, f"found {seen.status}"
 
-    def _retrieve(self, record: Record) -> SeenObject | None:
+    def _retrieve(self, record: Record, until_s: float | None) -> SeenObject | None:
         deadline_s = boot_clock_s() + self.limits.call_s
+        if until_s is not None:
+            deadline_s = min(deadline_s, until_s)
         if record.payment_intent_id is not None:
             item = self.gateway.retrieve(PAYMENT_INTENTS, record.payment_intent_id, deadline_s)
         elif record.charge_id is not None:

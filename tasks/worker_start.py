@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
@@ -44,23 +46,20 @@ def _setup_logging(loglevel: Any = None, logfile: str | None = None, **_: Any) -
 def _worker_init(sender: Any, instance: Any, **_: Any) -> None:
     global _role  # noqa: PLW0603 - the process has one role, known once it starts
     _role = str(sender).partition("@")[0]
-    try:
+    with _or_exit():
         check_worker(instance.app)
-    except ChargebridgeError as error:
-        _exit(error)
 
 
 def _beat_init(sender: Any, **_: Any) -> None:
-    try:
+    with _or_exit():
         check_broker(sender.app)
-    except ChargebridgeError as error:
-        _exit(error)
 
 
 def _worker_process_init(**_: Any) -> None:
     from tasks.runtime import forget_parent  # noqa: PLC0415 - see check_worker
 
-    forget_parent()
+    with _or_exit():
+        forget_parent()
 
 
 def _check_flower(**_: Any) -> None:
@@ -68,14 +67,27 @@ def _check_flower(**_: Any) -> None:
     context = click.get_current_context(silent=True)
     if context is None or context.info_name != "flower":
         return
-    from tasks.flower_fences import installed  # noqa: PLC0415 - Flower is large
+    with _or_exit():
+        from tasks.flower_fences import installed  # noqa: PLC0415 - Flower is large
 
-    if not installed():
-        _exit(ConfigurationError("flowerconfig.py is not here; start Flower where it is"))
+        if not installed():
+            raise ConfigurationError("flowerconfig.py is not here; start Flower where it is")
 
 
-def _exit(error: ChargebridgeError) -> NoReturn:
-    print(f"chargebridge: {error}", file=sys.stderr, flush=True)  # noqa: T201 - the one line
+@contextmanager
+def _or_exit() -> Iterator[None]:
+    """Let no failure of a check pass: Celery would log it and start the process all the same."""
+    try:
+        yield
+    except ChargebridgeError as error:
+        _exit(str(error))
+    except Exception as error:
+        # The type only: a library's message may hold a URL with its password.
+        _exit(f"the checks before the start failed ({type(error).__name__})")
+
+
+def _exit(line: str) -> NoReturn:
+    print(f"chargebridge: {line}", file=sys.stderr, flush=True)  # noqa: T201 - the one line
     raise SystemExit(1)
 
 

@@ -13,6 +13,7 @@ from uuid import uuid4
 import pytest
 from celery import Celery
 from celery.events import EventReceiver
+from sqlalchemy import text
 from sqlalchemy.engine import Engine
 
 from models.events import BillingEvent
@@ -247,6 +248,31 @@ def test_a_worker_of_another_namespace_or_account_does_not_start(
         code, errors = _start_worker({**environment, **changes})
         assert (code, says in errors) == (1, True), errors
     assert not LedgerReads(engine).recovering()
+
+
+@contextmanager
+def role_without_rights(engine: Engine) -> Iterator[str]:
+    """The database's URL for somebody who may log in and read nothing."""
+    name = f"stranger_of_{engine.url.database}"
+    with engine.connect() as connection:
+        connection.execute(text(f"CREATE ROLE {name} LOGIN PASSWORD 'x'"))
+    try:
+        url = engine.url.set(drivername="postgresql", username=name, password="x")
+        yield url.render_as_string(hide_password=False)
+    finally:
+        with engine.connect() as connection:
+            connection.execute(text(f"DROP ROLE {name}"))
+
+
+def test_a_worker_that_cannot_make_its_checks_does_not_start_without_them(
+    environment: dict[str, str], engine: Engine
+) -> None:
+    """Celery logs what goes wrong in a hook of its start, and goes on."""
+    with role_without_rights(engine) as url:
+        code, errors = _start_worker({**environment, "DATABASE_URL": url})
+    (line,) = errors.strip().splitlines()
+    assert line == "chargebridge: DATABASE_URL: permission denied for table alembic_version"
+    assert code == 1
 
 
 def test_a_worker_starts_while_stripe_is_away(role: RoleStarter) -> None:

@@ -43,6 +43,20 @@ def again(ledger: Ledger, engine: Engine, claim: Claim) -> Claim:
     return second
 
 
+def test_a_late_success_whose_writing_is_repeated_stays_for_a_person(ledger: Ledger) -> None:
+    """Guard: the answer to the first commit can be lost; the second must not read it as calm."""
+    claim = claimed(ledger)
+    ledger.record_outcome(claim, outcome(OutcomeKind.CARD_DECLINED), Retry(0.0))
+    key = claim.record.charge_key
+    for _ in range(2):
+        recorded = ledger.late_truth(key, outcome())
+        assert recorded.applied is Applied.LATE_REVIEW
+        assert reread(ledger, claim).state is State.REVIEW
+    other = outcome(payment_intent_id="pi_2", charge_id="ch_2")
+    assert ledger.late_truth(key, other).applied is Applied.DOUBLE_CHARGE
+    assert reread(ledger, claim).payment_intent_id == "pi_1"
+
+
 def test_the_first_claim_says_sent_before_anything_is_sent(ledger: Ledger) -> None:
     new = new_record()
     claim = claimed(ledger, new)

@@ -14,6 +14,7 @@ from sqlalchemy import text
 from models.dead_letters import DeadLetters, NewDeadLetter
 from models.errors import DeadLetterReason
 from models.keys import charge_key
+from models.ledger import boot_clock_s
 from models.ledger_reads import LedgerReads
 from models.states import State
 from tests.support.commands import Commands
@@ -168,6 +169,24 @@ def test_a_recovered_open_intent_can_be_recharged(
     worker.recharge(AUTH, payment_method="pm_card_visa")
     assert worker.drive(AUTH) == "charged"
     assert len(worker.charges(AUTH)) == 1
+
+
+@pytest.mark.parametrize("days", [0, 3])
+def test_a_recovered_open_intent_is_canceled_before_its_record_is_voided(
+    worker: Worker, celery: Commands, stripe: Stripe, days: int
+) -> None:
+    """Guard: a record that was recovered has no attempts, and is younger than its intent."""
+    since = datetime.now(UTC).isoformat()
+    worker.charge(AUTH)
+    forget(worker, AUTH)
+    worker.pass_time(days * 24 * 3600)
+    celery.done("ledger", "recover", "--since", since)
+    intent = worker.record(AUTH).payment_intent_id
+    assert intent is not None
+    celery.done("ledger", "void", AUTH, PERIOD, "--reason", "by mistake")
+    found = worker.here.gateway.retrieve("payment_intents", intent, boot_clock_s() + 5)
+    assert found is not None
+    assert found["status"] == "canceled"
 
 
 def test_what_was_unsettled_in_the_copy_is_looked_up_at_both_endpoints(

@@ -163,6 +163,23 @@ def test_an_open_intent_whose_record_was_lost_is_not_published_again(
     assert (shown["republished"], verdicts(shown)) == (0, {"cus_auth_1": "open_at_stripe"})
 
 
+@pytest.mark.parametrize("fields", [{"amount": 1000}, {"amount": 2500, "currency": "eur"}])
+def test_money_of_another_amount_is_for_a_person_and_not_adopted(
+    worker: Worker, celery: Commands, stripe: Stripe, fields: dict[str, Any]
+) -> None:
+    stripe.fault("http_429")
+    assert worker.charge(GOOD).startswith("reserved")
+    key = charge_key(GOOD, PERIOD)
+    about = {"customer_id": GOOD, "billing_period": PERIOD, "billing_run": PERIOD}
+    taken = stripe.charge_elsewhere(GOOD, **fields, charge_key=key, **about)
+    for _ in range(2):
+        shown = celery.json("reconcile", PERIOD)
+        assert (shown["adopted"], shown["closable"]) == (0, False)
+        assert verdicts(shown) == {GOOD: "wrong_amount"}
+        record = worker.record(GOOD)
+        assert (record.state, record.payment_intent_id) == (State.REVIEW, taken["id"])
+
+
 def test_money_for_an_identity_that_was_voided_before_it_came_is_for_a_person(
     worker: Worker, celery: Commands, tmp_path: Path
 ) -> None:

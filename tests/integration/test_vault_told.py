@@ -78,6 +78,27 @@ def test_an_intent_that_died_elsewhere_does_not_stand_in_a_recharges_way(
     assert len(vaulted_worker.charges("cus_auth_1")) == 1
 
 
+def test_a_refusal_that_was_lost_with_its_vault_does_not_stand_in_a_recharges_way(
+    vaulted_worker: Worker,
+    vault: VaultProcess,
+    books: Books,
+    fault_point: FaultPoints,
+) -> None:
+    """Guard: the first epoch has left no object at Stripe, only a hold whose forward died."""
+    fault_point("vault.after_answer", "kill")
+    assert charge(vaulted_worker, "cus_good", payment_method="pm_missing_1") == State.SENT
+    wait_until(lambda: not vault.is_alive(), 10, "the vault is dead")
+    vault.restart()
+    assert later(vaulted_worker, "cus_good", 5) == State.REJECTED
+    assert budget(books) == (0, AMOUNT), "a forward may still be open, as far as is known"
+    vaulted_worker.recharge("cus_good", payment_method="pm_card_visa")
+    wait_until(
+        lambda: later(vaulted_worker, "cus_good", 60) == State.CHARGED, 20, "the recharge went out"
+    )
+    assert budget(books) == (AMOUNT, 0)
+    assert len(vaulted_worker.charges("cus_good")) == 1
+
+
 def test_what_a_person_resolves_is_told_to_the_vault_first(
     vaulted_worker: Worker, vault: VaultProcess, books: Books, stripe: Stripe
 ) -> None:
