@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from kombu import Queue
+from kombu import Connection, Queue
 
 from models.errors import ConfigurationError
 from models.settings import Settings, load_settings
@@ -27,10 +27,26 @@ def _load() -> Settings:
     try:
         settings = load_settings()
         settings.require("celery_broker_url")
+        _check_broker(settings.celery_broker_url)
     except ConfigurationError as error:
         # Celery would print a traceback of its own loading.
         raise SystemExit(f"chargebridge: {error}") from None
     return settings
+
+
+def _check_broker(url: str) -> None:
+    """Have Celery's own library read it, all alternatives of it. Connects to nothing.
+
+    Raises ConfigurationError.
+    """
+    try:
+        # With `ssl` given, the library has nothing to warn about: only its reading matters here.
+        connection = Connection(url, ssl=True)
+        for alternative in connection.alt:
+            connection.switch(alternative)
+            connection.get_transport_cls()
+    except Exception:  # each kind of broker has errors of its own, with the password in some
+        raise ConfigurationError("CELERY_BROKER_URL: Celery cannot use this URL") from None
 
 
 _settings = _load()

@@ -1,4 +1,4 @@
-"""Addresses and names of brokers, checked before a library swallows a wrong one."""
+"""Names at brokers, checked before a library swallows a wrong one."""
 
 from __future__ import annotations
 
@@ -9,23 +9,6 @@ from models.errors import ConfigurationError
 
 _NSQ_NAME: Final = re.compile(r"[.a-zA-Z0-9_-]{1,64}")
 _REDIS_NAME: Final = re.compile(r"[^\s\x00-\x1f\x7f]{1,255}")
-MAX_PORT: Final = 65_535
-
-
-def host_and_port(setting: str, address: str) -> tuple[str, int]:
-    """Read `host:port`; raises ConfigurationError that names the setting."""
-    host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isdecimal() or not 0 < int(port) <= MAX_PORT:
-        raise ConfigurationError(f"{setting}: must be host:port")
-    return host, int(port)
-
-
-def addresses(setting: str, text: str) -> list[str]:
-    """Read one or several `host:port`, separated by commas."""
-    found = [part.strip() for part in text.split(",") if part.strip()]
-    for address in found:
-        host_and_port(setting, address.removeprefix("http://"))
-    return found
 
 
 def check_nsq_names(topic: str, channel: str) -> None:

@@ -12,8 +12,8 @@ from tornado.httpserver import HTTPServer
 from tornado.netutil import bind_sockets
 from tornado.web import Application, RequestHandler
 
-from bridges.addresses import host_and_port
 from bridges.metrics import CONTENT_TYPE, BridgeCollector, page
+from models.addresses import host_and_port
 from models.errors import ConfigurationError
 
 if TYPE_CHECKING:

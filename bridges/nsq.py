@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import nsq
 
-from bridges.addresses import addresses
+from models.addresses import addresses
 
 if TYPE_CHECKING:
     from bridges.counters import Counters

@@ -12,8 +12,8 @@ from urllib.parse import urlencode
 
 import urllib3
 
-from bridges.addresses import host_and_port
 from bridges.delivery import SourceUnavailable
+from models.addresses import host_and_port
 
 TIMEOUT_S: Final = 2.0
 _FRAME_RESPONSE: Final = 0

@@ -47,12 +47,17 @@ def connect(url: str, timeout_s: float) -> Client:
 
 def _one_server(url: str, options: dict[str, Any]) -> Redis:
     try:
-        return Redis.from_url(url, **options)
-    except ValueError:
+        client = Redis.from_url(url, **options)
+        # Otherwise the first command would find out what the library cannot use of it.
+        pool = client.connection_pool
+        pool.connection_class(**pool.connection_kwargs)
+    except (ValueError, TypeError, RedisError):
         # Not repeated here: it may hold a password.
         raise ConfigurationError(
-            "REDIS_URL: must be redis://, rediss:// or unix://, with a valid port and database"
+            "REDIS_URL: must be redis://, rediss:// or unix://, with a valid port, database and "
+            "options"
         ) from None
+    return client
 
 
 def _several(place: RedisPlace, options: dict[str, Any]) -> Client:

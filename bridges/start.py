@@ -11,7 +11,7 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from bridges.addresses import addresses, check_nsq_names, check_redis_names
+from bridges.addresses import check_nsq_names, check_redis_names
 from bridges.bridge import Bridge, Parts
 from bridges.commit_watcher import CommitWatcher
 from bridges.counters import Counters
@@ -20,6 +20,7 @@ from bridges.delivery import Source, SourceUnavailable
 from bridges.dispatcher import Dispatcher, Publisher
 from bridges.threads import LedgerCalls
 from bridges.unsettled_age import UnsettledAge
+from models.addresses import addresses
 from models.database import check_database
 from models.dead_letters import DeadLetters
 from models.errors import ConfigurationError
@@ -51,7 +52,6 @@ def check_settings(settings: Settings, kind: str) -> None:
         check_nsq_names(settings.nsq_topic, settings.nsq_channel)
         if not settings.nsq_lookupd_http_address:
             settings.require("nsqd_tcp_address")
-        addresses("NSQD_TCP_ADDRESS", settings.nsqd_tcp_address)
         check_files(settings)
     else:
         settings.require("redis_url")

@@ -7,10 +7,10 @@ from typing import Final
 
 from alembic import context
 from sqlalchemy import create_engine, text
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.pool import NullPool
 
-from models.database import CONNECT_TIMEOUT_S, database_url
+from models.database import CONNECT_TIMEOUT_S, MISSING_PRIVILEGE, database_url
 from models.errors import ConfigurationError
 from models.settings import load_settings
 from models.tables import metadata
@@ -46,5 +46,8 @@ try:
     run()
 except ConfigurationError as error:
     sys.exit(f"chargebridge: {error}")
-except OperationalError as error:
+except DBAPIError as error:
+    missing = getattr(error.orig, "sqlstate", None) == MISSING_PRIVILEGE
+    if not missing and not isinstance(error, OperationalError):
+        raise
     sys.exit(f"chargebridge: DATABASE_URL: {str(error.orig).strip().splitlines()[0]}")

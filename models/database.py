@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
+import psycopg
+from psycopg.conninfo import make_conninfo
 from sqlalchemy import TextClause, create_engine, text
 from sqlalchemy.engine import URL, Connection, Engine, RowMapping, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
@@ -13,6 +15,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import QueuePool
 
 from models.errors import ConfigurationError, LedgerUnavailable
+from models.urls import check_database_url
 
 if TYPE_CHECKING:
     from models.settings import Settings
@@ -26,6 +29,8 @@ IDLE_IN_TRANSACTION_TIMEOUT_S: Final = 5
 KEEPALIVES_IDLE_S: Final = 5
 USER_TIMEOUT_S: Final = 15
 """Unanswered bytes on a connection: after this the server is gone."""
+MISSING_PRIVILEGE: Final = "42501"
+"""PostgreSQL's code for a statement that its user may not run; it had no effect."""
 REQUIRED_REVISION: Final = "0002"
 """The oldest schema that this code can work with; a newer one is expected to fit."""
 
@@ -33,15 +38,20 @@ REQUIRED_REVISION: Final = "0002"
 def database_url(url: str) -> URL:
     """Read a libpq-style or SQLAlchemy URL; the driver is always psycopg 3.
 
-    Raises ConfigurationError for anything that is not PostgreSQL.
+    Raises ConfigurationError for anything that is not PostgreSQL, and for options behind the
+    `?` that its library does not know.
     """
+    check_database_url("DATABASE_URL", url)
     try:
-        parsed = make_url(url)
-    except ArgumentError:
-        raise ConfigurationError("DATABASE_URL is not a database URL") from None
-    if parsed.drivername not in ("postgres", "postgresql", "postgresql+psycopg"):
-        raise ConfigurationError("DATABASE_URL must name a PostgreSQL database")
-    return parsed.set(drivername="postgresql+psycopg")
+        parsed = make_url(url).set(drivername="postgresql+psycopg")
+        arguments, options = parsed.get_dialect()().create_connect_args(parsed)
+        make_conninfo(*arguments, **options)
+    except (ArgumentError, ValueError, psycopg.Error):
+        # Not repeated here: it may hold a password.
+        raise ConfigurationError(
+            "DATABASE_URL: what follows the ? is not an option of PostgreSQL's library"
+        ) from None
+    return parsed
 
 
 def make_engine(settings: Settings, *, pool_size: int = 2, name: str = "chargebridge") -> Engine:
@@ -90,9 +100,9 @@ def rows(engine: Engine, statement: TextClause, values: Mapping[str, Any]) -> Se
         with engine.connect() as connection:
             return connection.execute(statement, values).mappings().all()
     except DBAPIError as error:
-        if _is_our_mistake(error):
+        if is_our_mistake(error.orig):
             raise
-        raise LedgerUnavailable(f"the ledger did not answer ({_kind(error)})") from None
+        raise unavailable(error.orig) from None
     except PoolTimeout:
         raise LedgerUnavailable("the ledger did not answer (no free connection)") from None
 
@@ -107,21 +117,29 @@ def transaction(engine: Engine) -> Iterator[Connection]:
         with engine.execution_options(isolation_level="READ COMMITTED").begin() as connection:
             yield connection
     except DBAPIError as error:
-        if _is_our_mistake(error):
+        if is_our_mistake(error.orig):
             raise
-        raise LedgerUnavailable(f"the ledger did not answer ({_kind(error)})") from None
+        raise unavailable(error.orig) from None
     except PoolTimeout:
         raise LedgerUnavailable("the ledger did not answer (no free connection)") from None
 
 
-def _is_our_mistake(error: DBAPIError) -> bool:
-    """A bug is to be seen at once, not waited for like an outage."""
-    state = getattr(error.orig, "sqlstate", None)
-    return bool(state) and str(state)[:2] in ("22", "23", "42")
+def is_our_mistake(error: BaseException | None) -> bool:
+    """Whether the driver's error is a bug, which is to be seen at once, not waited for."""
+    state = _state(error)
+    return state[:2] in ("22", "23", "42") and state != MISSING_PRIVILEGE
 
 
-def _kind(error: DBAPIError) -> str:
-    return getattr(error.orig, "sqlstate", None) or type(error.orig).__name__
+def unavailable(error: BaseException | None) -> LedgerUnavailable:
+    """The driver's error as one line without any value of the statement."""
+    if _state(error) == MISSING_PRIVILEGE:
+        # Grants are the server's matter, not a bug: they can come back as they went.
+        return LedgerUnavailable(f"DATABASE_URL: {str(error).strip().splitlines()[0]}")
+    return LedgerUnavailable(f"the ledger did not answer ({_state(error) or type(error).__name__})")
+
+
+def _state(error: BaseException | None) -> str:
+    return str(getattr(error, "sqlstate", None) or "")
 
 
 def check_database(engine: Engine) -> None:

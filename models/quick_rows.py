@@ -18,6 +18,7 @@ from psycopg.rows import dict_row
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+from models.database import is_our_mistake, unavailable
 from models.errors import LedgerUnavailable
 
 if TYPE_CHECKING:
@@ -59,12 +60,9 @@ class QuickRows:
             except psycopg.errors.UniqueViolation:
                 raise RowTaken from None
             except psycopg.Error as error:
-                state = error.sqlstate or ""
-                if state[:2] in ("22", "23", "42"):
-                    raise  # a bug is to be seen at once, not waited for like an outage
-                raise LedgerUnavailable(
-                    f"the ledger did not answer ({state or type(error).__name__})"
-                ) from None
+                if is_our_mistake(error):
+                    raise
+                raise unavailable(error) from None
 
     def close(self) -> None:
         """Close the connections that nobody uses now."""

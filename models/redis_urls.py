@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from models.addresses import split_address
 from models.errors import ConfigurationError
 
 SENTINEL: Final = "sentinel"
 CLUSTER: Final = "cluster"
-MAX_PORT: Final = 65_535
 _WANTED: Final = {
     SENTINEL: "redis+sentinel://host:port,host:port/service/db",
     CLUSTER: "redis+cluster://host:port,host:port",
@@ -67,8 +67,8 @@ def _read(kind: str, url: str, *, tls: bool) -> RedisPlace:
     query = {name: values[0] for name, values in parse_qs(parts.query).items()}
     service, db = "", 0
     if kind == SENTINEL:
-        if not 1 <= len(path) <= 2:
-            raise ValueError
+        if not 1 <= len(path) <= 2 or "@" in parts.path:
+            raise ValueError  # an @ here is that of a login with a / in its password
         service, db = path[0], int(path[1]) if len(path) > 1 else 0
     elif path not in ([], ["0"]):
         raise ValueError  # a Cluster has one database
@@ -88,7 +88,5 @@ def _read(kind: str, url: str, *, tls: bool) -> RedisPlace:
 
 
 def _address(text: str) -> tuple[str, int]:
-    host, colon, port = text.strip().rpartition(":")
-    if not (colon and host and port.isdecimal() and 0 < int(port) <= MAX_PORT):
-        raise ValueError
-    return host.strip("[]"), int(port)
+    host, port = split_address(text.strip())
+    return host.strip("[]"), port

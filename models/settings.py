@@ -9,13 +9,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Final
 
+from models.addresses import split_address
 from models.errors import ConfigurationError
 from models.keys import DEFAULT_NAMESPACE, check_namespace
 from models.limits import FAST_LIMITS, Limits, check_limits
 from models.money import MAX_AMOUNT_CENTS, MAX_TOTAL_CENTS
+from models.texts import is_utf8
+from models.urls import URL_CHECKS
 
 MAX_RATE_PER_S: Final = 100_000
-MAX_PORT: Final = 65535
 MAX_VAULT_CONCURRENCY: Final = 512
 _FERNET_KEY: Final = re.compile(r"[A-Za-z0-9_-]{43}=")
 
@@ -47,7 +49,7 @@ class Settings:
     bridge_max_queue_depth: int = 10_000
     """Charges that may wait on the Celery queue; beyond it a bridge publishes no more. 0: any."""
     bridge_max_unsettled_age_s: float = 900
-    """With many records unsettled for longer a bridge publishes no more. 0: it always does."""
+    """Many records unsettled for longer and none that settles: a bridge all but stops. 0: never."""
     bridge_health_listen: str = ""
     """`host:port` of a bridge's /healthz, /readyz and /metrics; empty: there are none."""
     bridge_stalled_after_s: float = 120
@@ -97,8 +99,8 @@ class Settings:
 def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
     """Read and check the environment (or the mapping given, in tests).
 
-    Raises ConfigurationError, with the names of the settings at fault, for a value that
-    cannot be read and for time limits that contradict each other.
+    Raises ConfigurationError, with the names of the settings at fault and never their values,
+    for a value that cannot be read and for time limits that contradict each other.
     """
     source = os.environ if environ is None else environ
     values: dict[str, object] = {}
@@ -107,6 +109,7 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         if text and item.name not in ("limits", "warnings"):
             values[item.name] = _parse(item.name, text, item.type)
     settings = Settings(**values)  # type: ignore[arg-type]  # each value was parsed to its field
+    _check_urls(settings)
     _check_namespace(settings.charge_namespace)
     limits = _load_limits(source)
     _check_vault(settings)
@@ -116,6 +119,20 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
     _check_rates(settings)
     warnings = check_limits(limits, warn_only=source.get("LIMITS_CHECK", "") == "warn")
     return replace(settings, limits=limits, warnings=warnings)
+
+
+def _check_urls(settings: Settings) -> None:
+    for name, check in URL_CHECKS.items():
+        if text := getattr(settings, name):
+            check(name.upper(), text)
+
+
+def _is_address(text: str, *, lowest_port: int) -> bool:
+    try:
+        split_address(text, lowest=lowest_port)
+    except ValueError:
+        return False
+    return True
 
 
 def _check_namespace(namespace: str) -> None:
@@ -130,8 +147,7 @@ def _check_vault(settings: Settings) -> None:
         raise ConfigurationError("VAULT_MODE must be self, hosted or off")
     if bool(settings.vault_tls_cert) != bool(settings.vault_tls_key):
         raise ConfigurationError("VAULT_TLS_CERT and VAULT_TLS_KEY belong together")
-    host, _, port = settings.vault_listen.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > MAX_PORT:
+    if not _is_address(settings.vault_listen, lowest_port=0):
         raise ConfigurationError("VAULT_LISTEN must be host:port")
     if not 1 <= settings.vault_concurrency <= MAX_VAULT_CONCURRENCY:
         raise ConfigurationError(f"VAULT_CONCURRENCY must be from 1 to {MAX_VAULT_CONCURRENCY}")
@@ -155,8 +171,7 @@ def _check_bridge(settings: Settings) -> None:
     if not 0 < settings.bridge_stalled_after_s < math.inf:
         raise ConfigurationError("BRIDGE_STALLED_AFTER_S must be a finite number above 0")
     listen = settings.bridge_health_listen
-    host, _, port = listen.rpartition(":")
-    if listen and not (host and port.isdecimal() and 0 < int(port) <= MAX_PORT):
+    if listen and not _is_address(listen, lowest_port=1):
         raise ConfigurationError("BRIDGE_HEALTH_LISTEN must be host:port")
 
 
@@ -170,7 +185,7 @@ def _check_rates(settings: Settings) -> None:
 def _load_limits(source: Mapping[str, str]) -> Limits:
     chosen = source.get("LIMITS", "").strip() or "default"
     if chosen not in ("default", "fast"):
-        raise ConfigurationError(f"LIMITS must be default or fast, not {chosen!r}")
+        raise ConfigurationError("LIMITS must be default or fast")
     limits = FAST_LIMITS if chosen == "fast" else Limits()
     given = {
         item.name: _parse(item.name, source[item.name.upper()].strip(), item.type)
@@ -184,6 +199,8 @@ def _load_limits(source: Mapping[str, str]) -> Limits:
 
 
 def _parse(name: str, text: str, kind: object) -> object:
+    if not is_utf8(text):
+        raise ConfigurationError(f"{name.upper()} is not UTF-8")
     try:
         if kind == "bool":
             return {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}[

@@ -10,12 +10,13 @@ import json
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import urllib3
 
 from models.billing_runs import Run
-from models.errors import ChargebridgeError, ConfigurationError, StateForbids
+from models.errors import ChargebridgeError, StateForbids
+from models.urls import check_http_url
 from models.vault_keys import ENDPOINTS, KEY_LIFE_S
 
 if TYPE_CHECKING:
@@ -34,8 +35,7 @@ class VaultWire:
     """The vault's own endpoints under VAULT_URL, with the admin bearer."""
 
     def __init__(self, url: str, admin_key: str) -> None:
-        if urlsplit(url).scheme not in ("http", "https"):
-            raise ConfigurationError("VAULT_URL must be an http or https URL")
+        check_http_url("VAULT_URL", url)
         self._url = url.rstrip("/")
         self._headers = {
             "Authorization": f"Bearer {admin_key}",

@@ -79,6 +79,30 @@ return 1
 )
 
 
+def _client(url: str) -> redis.Redis:
+    """Raises ConfigurationError for options that the library does not know."""
+    try:
+        client = redis.Redis.from_url(
+            url,
+            socket_timeout=REDIS_ANSWER_S,
+            socket_connect_timeout=REDIS_ANSWER_S,
+            # A script that ran and whose answer was lost has taken its turn: once is enough.
+            retry=Retry(NoBackoff(), 0),
+        )
+        # Otherwise the first request would find out.
+        pool = client.connection_pool
+        pool.connection_class(**pool.connection_kwargs)
+    except (ValueError, TypeError):
+        # Not repeated here: it may hold a password.
+        raise ConfigurationError(
+            "RATE_LIMIT_REDIS_URL (or CELERY_BROKER_URL, where it is not set): "
+            "what follows the ? is not an option of a Redis connection"
+        ) from None
+    except redis.RedisError:
+        pass  # the requests go without the limit, and an alarm says so
+    return client
+
+
 class RateLimiter:
     """The budget of one Stripe key. Threads may share it; so do all processes, through Redis."""
 
@@ -86,13 +110,7 @@ class RateLimiter:
         self.per_s = per_s
         self.endpoint_per_s = min(endpoint_per_s, per_s)
         self._prefix = f"chargebridge:rate:{key_id}"
-        self._redis = redis.Redis.from_url(
-            redis_url,
-            socket_timeout=REDIS_ANSWER_S,
-            socket_connect_timeout=REDIS_ANSWER_S,
-            # A script that ran and whose answer was lost has taken its turn: once is enough.
-            retry=Retry(NoBackoff(), 0),
-        )
+        self._redis = _client(redis_url)
         self._take = self._redis.register_script(TAKE)
         self._slow_down = self._redis.register_script(SLOW_DOWN)
         self._recovery = (1 - SLOWEST) / (RECOVERY_S * 1e6)
@@ -105,7 +123,8 @@ class RateLimiter:
         """None when STRIPE_RATE_PER_S is 0. Raises ConfigurationError."""
         if not settings.stripe_rate_per_s:
             return None
-        url = settings.rate_limit_redis_url or settings.celery_broker_url
+        # Of several brokers the first: one budget needs one place.
+        url = settings.rate_limit_redis_url or settings.celery_broker_url.partition(";")[0]
         if url.partition("://")[0] not in SCHEMES:
             raise ConfigurationError(
                 "RATE_LIMIT_REDIS_URL: a redis:// address is needed for the limit on requests "

@@ -15,7 +15,7 @@ from redis.exceptions import RedisClusterException
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
-from models.errors import ChargebridgeError
+from models.errors import ChargebridgeError, ConfigurationError
 from models.redis_urls import CLUSTER, read_redis_url
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def _redis(url: str) -> Any:
     }
     place = read_redis_url("REDIS_URL", url)
     if place is None:
-        return redis.Redis.from_url(url, **options)
+        return _one_server(url, options)
     login = {"username": place.username, "password": place.password}
     if place.kind == CLUSTER:
         nodes = [ClusterNode(host, port) for host, port in place.addresses]
@@ -126,3 +126,18 @@ def _redis(url: str) -> Any:
     asking = {"username": place.sentinel_username, "password": place.sentinel_password}
     sentinels = Sentinel(place.addresses, sentinel_kwargs={**asking, **options, **tls})
     return sentinels.master_for(place.service, db=place.db, **login, **options, **tls)
+
+
+def _one_server(url: str, options: dict[str, Any]) -> redis.Redis:
+    try:
+        client = redis.Redis.from_url(url, **options)
+        # Otherwise the first command would find out what the library cannot use of it.
+        pool = client.connection_pool
+        pool.connection_class(**pool.connection_kwargs)
+    except (ValueError, TypeError, redis.RedisError):
+        # Not repeated here: it may hold a password.
+        raise ConfigurationError(
+            "REDIS_URL: must be redis://, rediss:// or unix://, with a valid port, database and "
+            "options"
+        ) from None
+    return client

@@ -11,6 +11,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 import click
 
 from models.errors import ChargebridgeError
+from models.texts import is_utf8
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -44,10 +45,11 @@ def one_line_errors() -> Iterator[None]:
 
 @contextmanager
 def database() -> Iterator[Engine]:
-    """A checked database for one command."""
+    """A checked database for one command, whose arguments are texts."""
     from models.database import check_database, make_engine  # noqa: PLC0415 - heavy
     from models.settings import load_settings  # noqa: PLC0415 - heavy
 
+    _refuse_what_is_no_text(click.get_current_context())
     with one_line_errors():
         engine = make_engine(load_settings(), pool_size=1, name="chargebridge-command")
         try:
@@ -55,6 +57,13 @@ def database() -> Iterator[Engine]:
             yield engine
         finally:
             engine.dispose()
+
+
+def _refuse_what_is_no_text(ctx: click.Context) -> None:
+    for param in ctx.command.params:
+        value = ctx.params.get(param.name or "")
+        if isinstance(value, str) and not is_utf8(value):
+            raise Failed(f"{param.get_error_hint(ctx)} is not UTF-8")
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, as_json: bool) -> None:

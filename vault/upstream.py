@@ -21,8 +21,8 @@ from hashlib import sha256
 from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
-from models.errors import ConfigurationError
 from models.ledger import boot_clock_s
+from models.urls import check_http_url
 from vault.rules import FORM, ForwardCall
 
 MAX_REPLY_BYTES: Final = 8 * 1024 * 1024
@@ -114,14 +114,13 @@ class Upstream:
     """Stripe under one account key. Threads share it; connections are kept between calls."""
 
     def __init__(self, api_base: str, api_key: str, limit_s: float) -> None:
+        check_http_url("STRIPE_API_BASE", api_base)
         parts = urlsplit(api_base)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigurationError("STRIPE_API_BASE must be an http or https URL")
         self.limit_s = limit_s
         self.key_id = sha256(f"vault-upstream:{api_key}".encode()).hexdigest()[:KEY_ID_LENGTH]
         self._key = api_key
         self._prefix = parts.path.rstrip("/")
-        self._host, self._port = parts.hostname, parts.port
+        self._host, self._port = parts.hostname or "", parts.port
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._idle: deque[tuple[http.client.HTTPConnection, float]] = deque()
         self._lock = threading.Lock()

@@ -12,6 +12,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 import click
 
 from models.errors import ChargebridgeError
+from models.texts import is_utf8
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -43,7 +44,16 @@ def need_app(ctx: click.Context) -> Any:
     app = getattr(ctx.obj, "app", None)
     if not ctx.find_root().params.get("app") or getattr(app, "main", None) != APP_NAME:
         raise click.UsageError(f"run it as `celery -A tasks {_name_of(ctx)}`")
+    _refuse_what_is_no_text(ctx)
     return app
+
+
+def _refuse_what_is_no_text(ctx: click.Context) -> None:
+    """Bytes that are not UTF-8 can be no id, name or reason; in a file's name they may stand."""
+    for param in ctx.command.params:
+        value = ctx.params.get(param.name or "")
+        if isinstance(value, str) and not is_utf8(value):
+            raise Refused(f"{param.get_error_hint(ctx)} is not UTF-8")
 
 
 def _name_of(ctx: click.Context) -> str:

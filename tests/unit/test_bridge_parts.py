@@ -6,12 +6,7 @@ import json
 
 import pytest
 
-from bridges.addresses import (
-    addresses,
-    check_nsq_names,
-    check_redis_names,
-    host_and_port,
-)
+from bridges.addresses import check_nsq_names, check_redis_names
 from bridges.backoff import LONGEST_S, Backoff
 from bridges.commit_watcher import ParkedDeliveries, ParkedDelivery
 from bridges.counters import Counters
@@ -25,6 +20,7 @@ from bridges.redis_replies import (
     read_range,
     whole_entry,
 )
+from models.addresses import addresses, host_and_port
 from models.errors import ConfigurationError, EventRefused
 from models.limits import Limits
 
@@ -121,7 +117,22 @@ def test_stream_names_with_blanks_are_refused(name: str) -> None:
         check_redis_names(name, "group", "payload")
 
 
-@pytest.mark.parametrize("text", ["host", "host:", ":4150", "host:0", "host:65536", "host:x"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "host",
+        "host:",
+        ":4150",
+        "host:0",
+        "host:65536",
+        "host:x",
+        "[::1",
+        "[::1:1",
+        "a..b:1",
+        "a@b:1",
+        "h:" + "9" * 5000,
+    ],
+)
 def test_an_address_that_is_none_names_its_setting(text: str) -> None:
     with pytest.raises(ConfigurationError, match=r"^NSQD_TCP_ADDRESS: "):
         host_and_port("NSQD_TCP_ADDRESS", text)

@@ -102,7 +102,8 @@ def test_a_secret_is_not_shown_when_settings_are_printed() -> None:
         "FLOWER_BASIC_AUTH",
         "NSQ_AUTH_SECRET",
     )
-    secret = dict.fromkeys(names, f"x://user:{marker}@host")
+    secret = dict.fromkeys(names, f"redis://user:{marker}@host")
+    secret["DATABASE_URL"] = f"postgresql://user:{marker}@host/x"
     settings = load_settings(secret)
     assert isinstance(settings, Settings)
     assert marker not in repr(settings)
