@@ -20,8 +20,8 @@ help:
 	@echo "make bench   measurements; make bench-bridges those of the bridges alone"
 
 # The first interpreter that really runs and can make a virtual environment: a version manager's
-# shim can be on PATH without a version behind it. PYTHON=... overrides.
-FIND_PYTHON = for python in $(PYTHON) python3.13 python3.12 python3.11 python3 python3.14; do \
+# shim can be on PATH without a version behind it. With PYTHON=... only that one is tried.
+FIND_PYTHON = for python in $(or $(PYTHON),python3.13 python3.12 python3.11 python3 python3.14); do \
 	if $$python -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' \
 		>/dev/null 2>&1; then echo $$python; exit 0; fi; done; \
 	echo "Python >= 3.11 with its venv module is needed; name one with PYTHON=..." >&2; exit 1

@@ -249,7 +249,8 @@ class Stack:
             clock.install(self.settings["DATABASE_URL"])
         self.create_queues()
         if set(self.names) - set(roles.SERVICES):
-            say("starting the vault, workers, beat, bridges and Flower")
+            vault = "the vault, " if roles.VAULT in self.names else ""
+            say(f"starting {vault}workers, beat, bridges and Flower")
         for stage in ((roles.VAULT,), roles.APPLICATION, (roles.FLOWER,)):
             self._start(keeper, stage)
         write_env(self.directory / "env", self.settings)

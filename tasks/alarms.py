@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 from enum import StrEnum
+
+from models.ledger import boot_clock_s
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +41,18 @@ class Alarm(StrEnum):
 _CRITICAL = frozenset({Alarm.DOUBLE_CHARGE, Alarm.LATE_SUCCESS, Alarm.KEY_MISMATCH})
 
 
+_rung_at_s: dict[Alarm, float] = {}
+
+
 def ring(alarm: Alarm, **ids: str | int | float | None) -> None:
     """Log an alarm with the ids that it is about."""
     level = logging.CRITICAL if alarm in _CRITICAL else logging.ERROR
     logger.log(level, alarm.value, extra=ids)
+
+
+def ring_seldom(alarm: Alarm, pause_s: float, **ids: str | int | float | None) -> None:
+    """The same, unless it has rung in this process within the pause."""
+    now_s = boot_clock_s()
+    if now_s - _rung_at_s.get(alarm, -math.inf) >= pause_s:
+        _rung_at_s[alarm] = now_s
+        ring(alarm, **ids)

@@ -187,4 +187,4 @@ def _refusal(record: Record, approval: Approval) -> str | None:
         return None
     if approval.payment_method not in (None, record.payment_method):
         return None
-    return f"declined as {record.decline_code}: it needs another payment method, or --force"
+    return f"needs another payment method or --force ({record.decline_code})"

@@ -130,7 +130,18 @@ class Reconciliation:
             raise ChargebridgeError(
                 f"Stripe's lists were not read to their end ({error.code}); nothing was changed"
             ) from None
+        self._refuse_unknown_run()
         self._adopt()
+
+    def _refuse_unknown_run(self) -> None:
+        """A name that was mistyped must not come out as a run that may be closed."""
+        if next(self.scratch.lines(), None) is None and not self.runs.list(
+            billing_run=self.billing_run
+        ):
+            raise ChargebridgeError(
+                f"nothing is known of the billing run {self.billing_run}: no record, no charge, "
+                "no budget"
+            )
 
     def missing(self) -> Iterator[bytes]:
         """The original bytes of the expected events that neither ledger nor Stripe knows."""

@@ -16,7 +16,7 @@ from kombu.exceptions import OperationalError
 from models.errors import LedgerUnavailable
 from models.keys import KEY_LENGTH
 from models.ledger_actions import LedgerActions
-from tasks.alarms import Alarm, ring
+from tasks.alarms import Alarm, ring_seldom
 from tasks.celery_app import app
 from tasks.errors import SweepFailed
 from tasks.polling import Polling
@@ -32,6 +32,8 @@ BATCH: Final = 100
 MAX_PUBLISHED: Final = 2_000
 """Of one run; the next one goes on where it matters, with what is due then."""
 STUCK_FACTOR: Final = 4
+STUCK_PAUSE_S: Final = 60.0
+"""Between two alarms of one process: each sweep would ring again."""
 """A record that is unsettled for this many times the proof of absence is worth a person's look."""
 
 logger = logging.getLogger(__name__)
@@ -113,7 +115,7 @@ class Sweep:
             extra = {"published": published, "oldest_unsettled_s": round(oldest_s or 0.0, 1)}
             logger.info("sweep_done", extra=extra)
         if oldest_s is not None and oldest_s > STUCK_FACTOR * self.ledger.limits.proof_of_absence_s:
-            ring(Alarm.STUCK, oldest_unsettled_s=round(oldest_s, 1))
+            ring_seldom(Alarm.STUCK, STUCK_PAUSE_S, oldest_unsettled_s=round(oldest_s, 1))
 
 
 def _any_key() -> str:

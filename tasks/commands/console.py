@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields as dataclass_fields
@@ -12,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 import click
 
 from models.errors import ChargebridgeError
+from models.logs import configure_logging
 from models.texts import is_utf8
 
 if TYPE_CHECKING:
@@ -45,6 +47,8 @@ def need_app(ctx: click.Context) -> Any:
     if not ctx.find_root().params.get("app") or getattr(app, "main", None) != APP_NAME:
         raise click.UsageError(f"run it as `celery -A tasks {_name_of(ctx)}`")
     _refuse_what_is_no_text(ctx)
+    # An alarm that rings in a command looks as it does in a worker's log.
+    configure_logging("command", logging.WARNING)
     return app
 
 

@@ -120,8 +120,9 @@ def _print_report(work: Reconciliation, summary: Summary) -> None:
         if getattr(summary, name):
             click.echo(f"{name}: {getattr(summary, name)}")
     for currency, total in sorted(summary.stripe_total_cents.items()):
+        expected = f"expected {summary.expected_total_cents[currency]}, "
         click.echo(
-            f"total {currency}: expected {summary.expected_total_cents[currency]}, "
+            f"total {currency}: {expected if work.scratch.expecting else ''}"
             f"ledger {summary.ledger_total_cents[currency]}, Stripe {total}"
         )
     click.echo(summary.last_line)

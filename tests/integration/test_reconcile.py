@@ -245,6 +245,14 @@ def test_without_stripes_whole_list_nothing_is_published(
         assert client.xlen(worker.environment["REDIS_STREAM"]) == 0
 
 
+def test_a_run_that_nobody_knows_is_refused(worker: Worker, celery: Commands) -> None:
+    worker.charge(GOOD)
+    line = celery.refused("reconcile", "2026-Q33")
+    assert line.startswith("nothing is known of the billing run 2026-Q33")
+    celery.done("run", "open", "2026-Q33", "--currency", "usd", "--expected-total-cents", "100")
+    assert celery.done("reconcile", "2026-Q33") == "run 2026-Q33 may be closed\n"
+
+
 def test_wrong_usage(celery: Commands) -> None:
     assert celery.run("reconcile").returncode == 2
     assert celery.run("reconcile", PERIOD, "--republish", "nsq").returncode == 2
