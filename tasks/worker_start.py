@@ -46,6 +46,8 @@ def _setup_logging(loglevel: Any = None, logfile: str | None = None, **_: Any) -
 def _worker_init(sender: Any, instance: Any, **_: Any) -> None:
     global _role  # noqa: PLW0603 - the process has one role, known once it starts
     _role = str(sender).partition("@")[0]
+    # Until Celery sets its own up: what the checks have to say comes before that.
+    configure_logging(_role, logging.WARNING)
     with _or_exit():
         check_worker(instance.app)
 
