@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from kombu import Connection, Queue
+from kombu import Connection, Exchange, Queue
 
 from models.errors import ConfigurationError
 from models.settings import Settings, load_settings
@@ -84,7 +84,8 @@ timezone = "UTC"
 enable_utc = True
 
 # -- queues ------------------------------------------------------------------------------------
-task_queues = [Queue(CHARGES), Queue(CONTROL)]
+# Each has its own exchange: by default both would be bound to that of the default queue.
+task_queues = [Queue(name, Exchange(name), routing_key=name) for name in (CHARGES, CONTROL)]
 task_default_queue = CHARGES
 task_create_missing_queues = False
 # Sweeps and recharges never wait behind charges.

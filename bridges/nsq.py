@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import nsq
+from tornado.iostream import StreamClosedError
 
 from models.addresses import addresses
 
@@ -41,14 +42,27 @@ class Timeouts:
 def quieten_libraries() -> None:
     """What pynsq says beside errors is said by our own records, without its raw replies."""
     logging.getLogger("nsq").setLevel(logging.ERROR)
-    # Each refused connection leaves an exception in a callback of its own.
-    application = logging.getLogger("tornado.application")
-    if _not_a_refused_connection not in application.filters:
-        application.addFilter(_not_a_refused_connection)
+    for name, filtered in _NOISE.items():
+        logger = logging.getLogger(name)
+        if filtered not in logger.filters:
+            logger.addFilter(filtered)
 
 
 def _not_a_refused_connection(record: logging.LogRecord) -> bool:
+    """Each leaves an exception in a callback of its own."""
     return "_connect_callback" not in record.getMessage()
+
+
+def _not_a_lost_connection(record: logging.LogRecord) -> bool:
+    """An answer to a connection that is gone: `nsqd_connection_lost` says so once."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, StreamClosedError)
+
+
+_NOISE: Final = {
+    "tornado.application": _not_a_refused_connection,
+    "nsq.conn": _not_a_lost_connection,
+}
 
 
 class Reader(nsq.Reader):

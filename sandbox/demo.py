@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import random
 import signal
 import subprocess
@@ -92,6 +93,8 @@ def main(directory: Path, events: int, json_file: Path | None) -> int:
     """Exit code 0 when the proof holds. The last line of the output is the proof as JSON."""
     if events < 1:
         raise SandboxError("--events must be at least 1")
+    if json_file is not None:
+        _check_writable(json_file)
     # An orderly end, so that the roles end with us and not by our death.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with _alone(directory):
@@ -119,6 +122,13 @@ def main(directory: Path, events: int, json_file: Path | None) -> int:
 
 def say(text: str) -> None:
     print(f"demo: {text}", flush=True)
+
+
+def _check_writable(path: Path) -> None:
+    """Refuse a file that could not be written, before anything is done. Raises SandboxError."""
+    folder = path.absolute().parent
+    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        raise SandboxError(f"{path} cannot be written")
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from vault.console import (
     json_option,
     limit_option,
     one_line_errors,
+    print_done,
     print_rows,
 )
 
@@ -75,7 +76,8 @@ def list_keys(billing_run: str | None, after_id: int, limit: int, as_json: bool)
 
 @keys.command()
 @click.argument("key_id", type=click.IntRange(min=1))
-def revoke(key_id: int) -> None:
+@json_option
+def revoke(key_id: int, as_json: bool) -> None:
     """Let a key take no new holds. What it has under way ends as it would have.
 
     New charges under it are `blocked`. To replace a run's key use `celery -A tasks run renew`,
@@ -86,11 +88,12 @@ def revoke(key_id: int) -> None:
     with database() as engine:
         if VaultKeys(engine).revoke(key_id) is None:
             raise Failed(f"there is no key {key_id}")
-    click.echo(f"revoked key {key_id}")
+    print_done({"id": key_id, "revoked": True}, f"revoked key {key_id}", as_json=as_json)
 
 
 @keys.command()
-def reencrypt() -> None:
+@json_option
+def reencrypt(as_json: bool) -> None:
     """Encrypt all stored keys with the first of VAULT_ENCRYPTION_KEYS, to let go of old ones."""
     from models.billing_runs import BillingRuns  # noqa: PLC0415 - heavy
     from models.run_keys import RunKeys  # noqa: PLC0415 - heavy
@@ -98,7 +101,7 @@ def reencrypt() -> None:
 
     with database() as engine:
         count = RunKeys.from_settings(BillingRuns(engine, "vault"), load_settings()).reencrypt()
-    click.echo(f"encrypted {count} keys anew")
+    print_done({"reencrypted": count}, f"encrypted {count} keys anew", as_json=as_json)
 
 
 @vault.group(name="holds")
@@ -133,7 +136,8 @@ def list_holds(
 @holds.command(name="resolve")
 @click.argument("idempotency_key")
 @click.argument("outcome", type=click.Choice(("settled", "failed", "absent")))
-def resolve_hold(idempotency_key: str, outcome: str) -> None:
+@json_option
+def resolve_hold(idempotency_key: str, outcome: str, as_json: bool) -> None:
     """Say what became of a hold, after asking Stripe.
 
     settled: the money was taken. failed: it was not, and cannot be any more. absent: Stripe has
@@ -149,4 +153,5 @@ def resolve_hold(idempotency_key: str, outcome: str) -> None:
             Verdict.SETTLED if outcome == "settled" else Verdict.FAILED,
             absent=outcome == "absent",
         )
-    click.echo(f"{moved.before} -> {moved.next}")
+    done = {"id": moved.hold_id, "before": moved.before, "state": moved.next}
+    print_done(done, f"{moved.before} -> {moved.next}", as_json=as_json)

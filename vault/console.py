@@ -78,6 +78,11 @@ def print_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, as_
         click.echo("  ".join(cells).rstrip())
 
 
+def print_done(value: Mapping[str, object], line: str, *, as_json: bool) -> None:
+    """Print what was done, as a line or as JSON."""
+    click.echo(json.dumps(dict(value), indent=2, default=_plain) if as_json else line)
+
+
 def _plain(value: object) -> object:
     return value.isoformat() if isinstance(value, datetime) else str(value)
 

@@ -89,7 +89,10 @@ class Admin:
             case "dispute":
                 return self._dispute(given)
             case "clock":
-                self._world.advance(_number(given, "advance_s"))
+                advance_s = _number(given, "advance_s")
+                if advance_s < 0:
+                    raise AdminError("advance_s must be 0 or more: time does not go back", 400)
+                self._world.advance(advance_s)
                 return self._clock()
             case "reset":
                 self._reset()

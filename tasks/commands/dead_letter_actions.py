@@ -43,8 +43,9 @@ def replay(ctx: click.Context, letter_id: int, reason: str, as_json: bool) -> No
 @click.command()
 @letter_argument
 @reason_option
+@json_option
 @click.pass_context
-def discard(ctx: click.Context, letter_id: int, reason: str) -> None:
+def discard(ctx: click.Context, letter_id: int, reason: str, as_json: bool) -> None:
     """Decide that nothing becomes of it. Its body stays until it is purged."""
     with ledger_engine(ctx) as (settings, engine):
         from models.dead_letters import DeadLetters  # noqa: PLC0415 - heavy
@@ -61,16 +62,24 @@ def discard(ctx: click.Context, letter_id: int, reason: str) -> None:
                 if letter is None
                 else f"dead letter {letter_id} is resolved: {letter.resolution}"
             )
-    click.echo(f"dead letter {letter_id} discarded")
+    if as_json:
+        print_json({"id": letter_id, "resolution": f"discarded: {reason}"})
+    else:
+        click.echo(f"dead letter {letter_id} discarded")
 
 
 @click.command()
 @click.argument("letter_id", metavar="[ID]", type=click.IntRange(1, MAX_ID), required=False)
 @click.option("--older-than-days", type=click.IntRange(0, 36_500), help="All resolved before that.")
 @reason_option
+@json_option
 @click.pass_context
 def purge(
-    ctx: click.Context, letter_id: int | None, older_than_days: int | None, reason: str
+    ctx: click.Context,
+    letter_id: int | None,
+    older_than_days: int | None,
+    reason: str,
+    as_json: bool,
 ) -> None:
     """Drop bodies down to their hash: of one resolved letter, or of all resolved long ago."""
     if (letter_id is None) == (older_than_days is None):
@@ -92,4 +101,7 @@ def purge(
             f"no body to purge in dead letter {letter_id}: it is not there, or open still "
             "(replay or discard it first)"
         )
-    click.echo(f"{purged} purged")
+    if as_json:
+        print_json({"purged": purged})
+    else:
+        click.echo(f"{purged} purged")

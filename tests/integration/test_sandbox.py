@@ -77,6 +77,26 @@ def test_a_role_that_dies_is_back_within_a_second_with_its_port_and_data(sandbox
     assert wait_until(value, 5.0, "redis answers on its old port") == b"yes"
 
 
+def test_a_role_that_dies_again_and_again_is_back_as_soon(sandbox: Sandbox) -> None:
+    sandbox.run("up", "--only", ROLES)
+    for _ in range(8):
+        before = sandbox.pids()["nsqlookupd"]
+        os.killpg(before, signal.SIGKILL)
+        wait_until(
+            lambda before=before: sandbox.pids().get("nsqlookupd", before) != before,  # type: ignore[misc]
+            BACK_WITHIN_S,
+            "pids.json has the new nsqlookupd",
+        )
+
+
+def test_a_proof_that_could_not_be_written_is_refused_before_the_demo(sandbox: Sandbox) -> None:
+    for path in (sandbox.directory / "none" / "proof.json", sandbox.directory.parent):
+        refused = sandbox.run("demo", "--events", "5", "--json", str(path), ok=False)
+        assert refused.returncode == 1
+        (line,) = refused.stderr.strip().splitlines()
+        assert line.endswith(f"{path} cannot be written")
+
+
 def test_a_stopped_role_stays_stopped_until_it_is_started(sandbox: Sandbox) -> None:
     sandbox.run("up", "--only", ROLES)
     pid = sandbox.pids()["nsqd"]

@@ -256,3 +256,7 @@ def test_keys_and_holds_are_listed_revoked_and_resolved(
     assert "no key" in celery.refused("vault", "keys", "revoke", "999")
     shown(celery, "open", "2026-10", "--expected-total-cents", "100")
     assert celery.done("vault", "keys", "reencrypt") == "encrypted 1 keys anew\n"
+    assert celery.json("vault", "keys", "reencrypt") == {"reencrypted": 1}
+    assert celery.json("vault", "keys", "revoke", str(listed[0]["id"]))["revoked"] is True
+    again = celery.json("vault", "holds", "resolve", "c1", "failed")
+    assert (again["before"], again["state"]) == ("released", "released")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import logging
 
 import pytest
+from tornado.iostream import StreamClosedError
 
 from bridges.addresses import check_nsq_names, check_redis_names
 from bridges.backoff import LONGEST_S, Backoff
 from bridges.commit_watcher import ParkedDeliveries, ParkedDelivery
 from bridges.counters import Counters
 from bridges.delivery import Delivery
+from bridges.nsq import quieten_libraries
 from bridges.redis_replies import (
     CURSOR_END,
     Entry,
@@ -191,3 +194,16 @@ def test_counts_are_shown_by_name() -> None:
     counters.add("parked", 0)
     assert counters.snapshot() == {"acked": 3}
     assert counters["parked"] == 0
+
+
+def test_what_the_nsq_library_says_of_a_lost_connection_is_left_out_and_nothing_else(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    quieten_libraries()
+    library = logging.getLogger("nsq.conn")
+    for error in (StreamClosedError(), ValueError("a bug")):
+        try:
+            raise error
+        except (StreamClosedError, ValueError):
+            library.exception("uncaught exception in data event")
+    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [ValueError]

@@ -195,7 +195,7 @@ def test_a_reset_forgets_everything(stripe: Simulator) -> None:
     assert stripe.get("/v1/customers/cus_T1").json["default_source"] is not None
 
 
-@pytest.mark.parametrize("body", ["", "[]", "not json", '{"advance_s": "1"}'])
+@pytest.mark.parametrize("body", ["", "[]", "not json", '{"advance_s": "1"}', '{"advance_s": -1}'])
 def test_a_wrong_admin_request_is_refused_with_a_reason(stripe: Simulator, body: str) -> None:
     http = urllib3.HTTPConnectionPool("127.0.0.1", stripe.port, retries=False)
     reply = http.request("POST", "/_sim/clock", body=body.encode())
