@@ -21,6 +21,7 @@ REACHABLE = re.compile(
 )
 CREATES = ("/v1/payment_intents", "/v1/charges")
 EXAMPLES = 300
+INTERIM = b"HTTP/1.1 100 (Continue)\r\n\r\n"
 
 _TARGETS = st.one_of(
     st.sampled_from(
@@ -106,7 +107,8 @@ def test_no_bytes_reach_stripe_but_allowed_calls_with_a_hold(
             answer = b""
             while part := link.recv(65536):
                 answer += part
-        answers.append(answer)
+        # To a client that has hung up, the final answer may never be written.
+        answers.append(answer.removeprefix(INTERIM))
 
     send()
     reached = stripe.requests()
