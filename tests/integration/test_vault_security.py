@@ -135,6 +135,17 @@ def test_two_requests_on_one_connection_are_two_requests(
     assert {r["path"] for r in stripe.requests()} == {"/v1/payment_intents"}
 
 
+def test_a_client_that_waits_for_leave_to_send_its_body_gets_a_marked_answer(
+    vault: VaultProcess, stripe: Stripe
+) -> None:
+    request = post(vault.issue(), f"Content-Length: {len(BODY)}", "Expect: 100-continue", body=BODY)
+    interim, _, final = raw(vault, request, replies=2).partition(b"\r\n\r\n")
+    assert interim == b"HTTP/1.1 100 (Continue)"
+    assert final.startswith(b"HTTP/1.1 200 ")
+    assert b"Vault-Forwarded: yes" in final
+    assert len(stripe.charges()) == 1
+
+
 def test_the_version_and_the_idempotency_key_pass_unchanged(
     vault: VaultProcess, stripe: Stripe
 ) -> None:
