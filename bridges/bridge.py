@@ -199,6 +199,7 @@ class Bridge:
             self._fresh = [h for h in fresh if self.held.still(h)] + self._fresh
             await self._answers.give([], [])
         else:
+            self._let_go(parked, statuses)
             parking = self._dispose(checked, statuses)
             await self._bury()
             await self._answers.give(parking, _settled(parked, statuses))
@@ -268,6 +269,14 @@ class Bridge:
                 case _:
                     assert_never(disposition)
         return parking
+
+    def _let_go(
+        self, parked: Sequence[ParkedDelivery], statuses: Mapping[str, RecordStatus]
+    ) -> None:
+        """Watch no more what the ledger has lost (it was restored): it is to come round whole."""
+        lost = [p for p in parked if p.charge_key not in statuses]
+        self.parked.remove(lost)
+        self.counters.add("parked_record_lost", len(lost))
 
     def _publish(self, held: Held) -> None:
         if self._stopping or held.charge_key is None:

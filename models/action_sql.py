@@ -117,7 +117,11 @@ _GIVEN: Final = """given AS (
             customer_id text, billing_period text, charge_key text, fingerprint text,
             amount_cents bigint, currency text, stripe_customer_id text, billing_run text,
             payment_intent_id text, charge_id text, attempt_epoch integer, state text,
-            event jsonb))"""
+            event jsonb, created double precision))"""
+_IS_OTHER_MONEY: Final = (
+    "(r.amount_cents IS NOT NULL"
+    " AND (r.amount_cents, r.currency) IS DISTINCT FROM (g.amount_cents, g.currency))"
+)
 
 
 def _insert_seen(source: str, state: str = "'charged'", due: str = "NULL") -> str:
@@ -128,8 +132,9 @@ def _insert_seen(source: str, state: str = "'charged'", due: str = "NULL") -> st
             next_attempt_at)
         SELECT customer_id, billing_period, charge_key, fingerprint, amount_cents, currency,
             stripe_customer_id, billing_run, payment_intent_id, charge_id,
-            COALESCE(attempt_epoch, 0), event, {state}, '{source}', clock.now, clock.now,
-            clock.now, {due}
+            COALESCE(attempt_epoch, 0), event, {state}, '{source}',
+            COALESCE(LEAST(to_timestamp(created), clock.now), clock.now), clock.now, clock.now,
+            {due}
         FROM given, clock
         ON CONFLICT DO NOTHING
         RETURNING charge_key, attempt_epoch, state)"""
@@ -151,7 +156,9 @@ RECOVER_CHARGED: Final = text(f"""
         SELECT r.charge_key, r.state FROM billing_records r JOIN given USING (charge_key)
         WHERE r.state <> 'charged' FOR UPDATE OF r),
     updated AS (
-        UPDATE billing_records r SET state = 'charged', settled_at = clock.now,
+        UPDATE billing_records r
+        SET state = CASE WHEN {_IS_OTHER_MONEY} THEN 'review' ELSE 'charged' END,
+            settled_at = clock.now,
             next_attempt_at = NULL, updated_at = clock.now, {RELEASE},
             attempt_epoch = GREATEST(r.attempt_epoch, COALESCE(g.attempt_epoch, 0)),
             payment_intent_id = COALESCE(g.payment_intent_id, r.payment_intent_id),
@@ -169,19 +176,39 @@ RECOVER_CHARGED: Final = text(f"""
         SELECT charge_key, attempt_epoch, from_state, state FROM updated
         UNION ALL SELECT charge_key, attempt_epoch, NULL, state FROM inserted),
     {audit("done", "from_state")}
-    SELECT charge_key FROM done""")
+    SELECT charge_key, state FROM done""")
+"""Stripe's success wins over whatever the copy says; of another amount it is for a person."""
 
 RECOVER_OPEN: Final = text(f"""
-    WITH {CLOCK}, {_GIVEN}, {_insert_seen("recovery", "state", "clock.now")},
-    {audit("inserted", "CAST(NULL AS text)")}
-    SELECT charge_key FROM inserted""")
-"""A row that is there says enough by itself: it is polled, or looked up before the next send."""
+    WITH {CLOCK}, {_GIVEN},
+    before AS (
+        SELECT r.charge_key, r.state FROM billing_records r JOIN given g USING (charge_key)
+        WHERE g.attempt_epoch > r.attempt_epoch
+            AND r.state IN ('card_declined', 'rejected', 'requires_action', 'processing', 'blocked')
+        FOR UPDATE OF r),
+    updated AS (
+        UPDATE billing_records r SET state = g.state, settled_at = clock.now,
+            next_attempt_at = clock.now, updated_at = clock.now, {RELEASE},
+            attempt_epoch = g.attempt_epoch, payment_intent_id = g.payment_intent_id,
+            charge_id = g.charge_id, error_code = NULL, decline_code = NULL, error_message = NULL
+        FROM given g, before b, clock
+        WHERE r.charge_key = g.charge_key AND b.charge_key = r.charge_key
+        RETURNING r.charge_key, r.attempt_epoch, b.state AS from_state, r.state),
+    {_insert_seen("recovery", "state", "clock.now")},
+    done AS (
+        SELECT charge_key, attempt_epoch, from_state, state FROM updated
+        UNION ALL SELECT charge_key, attempt_epoch, NULL, state FROM inserted),
+    {audit("done", "from_state")}
+    SELECT charge_key FROM done""")
+"""A row of the same epoch says enough by itself: it is polled, or looked up before the next send.
+One of an earlier epoch does not know yet that it was recharged."""
 
 RECOVER_UNSETTLED: Final = text(f"""
     WITH {CLOCK},
     before AS (
         SELECT id, state AS from_state FROM billing_records
-        WHERE state IN ('reserved', 'sent') FOR UPDATE),
+        WHERE state IN ('reserved', 'sent') AND charge_key > :after_key
+        ORDER BY charge_key LIMIT :batch FOR UPDATE),
     moved AS (
         UPDATE billing_records r SET state = 'sent', attempts = GREATEST(attempts, 1), claims = 0,
             first_sent_at = CAST(:since AS timestamptz) - interval '24 hours',

@@ -230,12 +230,17 @@ class Ledger:
         return self.late_truth(claim.record.charge_key, outcome)
 
     def late_truth(
-        self, charge_key: str, outcome: Outcome, shown: Mapping[str, object] | None = None
+        self,
+        charge_key: str,
+        outcome: Outcome,
+        shown: Mapping[str, object] | None = None,
+        *,
+        doubtful: bool = False,
     ) -> Recorded:
         """Keep a success whose record has gone on without it; anything else changes nothing.
 
         `shown`: TOLD_BY_STRIPE as the object shows them, which a tombstone has to be given to
-        become anything else.
+        become anything else. `doubtful`: whether it is this record's money is for a person.
         """
         record = self.read(charge_key).record
         if record is None or outcome.kind is not OutcomeKind.CHARGED:
@@ -247,7 +252,7 @@ class Ledger:
             return Recorded(Applied.DOUBLE_CHARGE, record)
         if record.state is State.CHARGED:
             return Recorded(Applied.FENCED, record)
-        other_money = _is_other_money(record, shown)
+        other_money = doubtful or _is_other_money(record, shown)
         if record.state is State.REVIEW and (known or other_money):
             # Also when the answer to the first write was lost, and this one repeats it.
             return Recorded(Applied.LATE_REVIEW, record)
@@ -266,7 +271,7 @@ class Ledger:
         rows = self._rows(sql.LATE_TRUTH, values)
         if not rows:
             # It moved between the read and the write: judge it as it is now.
-            return self.late_truth(charge_key, outcome, shown)
+            return self.late_truth(charge_key, outcome, shown, doubtful=doubtful)
         applied = Applied.LATE_REVIEW if unsure else Applied.LATE_CHARGED
         return Recorded(applied, record_from_row(rows[0]))
 

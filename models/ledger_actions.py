@@ -31,6 +31,8 @@ T = TypeVar("T")
 
 BATCH: Final = 500
 """Rows of an import or a recovery that one statement carries."""
+UNSETTLED_BATCH: Final = 5_000
+"""Unsettled rows of a recovery that one statement moves, well within its time limit."""
 EVENT_FIELDS: Final = (
     "customer_id",
     "billing_period",
@@ -67,6 +69,8 @@ class ChargedRow:
     payment_intent_id: str | None
     charge_id: str | None
     attempt_epoch: int = 0
+    created: int | None = None
+    """When Stripe made it, in Unix seconds; lists that look for it must begin before."""
 
     def as_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
@@ -251,16 +255,22 @@ class LedgerActions:
         self._rows(sql.START_RECOVERY, {"since": since})
 
     def recover_charged(self, found: Iterable[ChargedRow]) -> int:
-        """Make every Stripe success's record `charged`, whatever it says; returns how many."""
+        """Make every Stripe success's record `charged`, whatever it says; returns how many.
+
+        One of another amount or currency than its record's becomes `review`, and is not counted.
+        """
         changed = 0
         for batch in _batches(enumerate(found)):
             values = {"rows": json.dumps([row.as_json() for _, row in batch])}
             audit = self._audit(Move.RECOVER, "success at Stripe", None)
-            changed += len(self._rows(sql.RECOVER_CHARGED, values | audit))
+            done = self._rows(sql.RECOVER_CHARGED, values | audit)
+            changed += sum(row["state"] == State.CHARGED for row in done)
         return changed
 
     def recover_open(self, found: Iterable[tuple[ChargedRow, State]]) -> int:
-        """Make records that are not there for objects at Stripe that may still take money.
+        """Make records for objects at Stripe that may still take money, where there are none.
+
+        A record that has an earlier epoch than its object is brought up to it.
 
         They are polled from now on; returns how many. Without them, a repeat of such an event
         would be charged anew once Stripe has forgotten its idempotency key.
@@ -275,7 +285,14 @@ class LedgerActions:
     def recover_unsettled(self, since: datetime) -> int:
         """Make every unsettled record one that must be looked up; returns how many."""
         audit = self._audit(Move.RECOVER, "unsettled at the restore", None)
-        return len(self._rows(sql.RECOVER_UNSETTLED, {"since": since} | audit))
+        moved, after_key = 0, ""
+        while True:
+            values = {"since": since, "after_key": after_key, "batch": UNSETTLED_BATCH}
+            keys = [row["charge_key"] for row in self._rows(sql.RECOVER_UNSETTLED, values | audit)]
+            moved += len(keys)
+            if len(keys) < UNSETTLED_BATCH:
+                return moved
+            after_key = max(keys)
 
     def end_recovery(self) -> None:
         """Let workers start again."""

@@ -51,6 +51,11 @@ class SeenObject:
         """Whether nobody can pay this object any more."""
         return self.status in DEAD
 
+    @property
+    def has_money(self) -> bool:
+        """Whether it took money, or is about to: nobody can cancel that."""
+        return self.kind in _MONEY
+
 
 @dataclass(frozen=True, slots=True)
 class Evidence:

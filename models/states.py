@@ -100,7 +100,15 @@ TRANSITIONS: Final[dict[Move, frozenset[tuple[State, State]]]] = {
     # After a database restore Stripe's success wins over whatever the old copy says, and
     # every unsettled record is looked up before anything is sent.
     Move.RECOVER: (
-        _pairs(frozenset(State), {_S.CHARGED}) | _pairs({_S.RESERVED, _S.SENT}, {_S.SENT})
+        _pairs(frozenset(State), {_S.CHARGED})
+        | _pairs({_S.RESERVED, _S.SENT}, {_S.SENT})
+        # Of another amount or currency than was asked for.
+        | _pairs(frozenset(State) - {_S.CHARGED}, {_S.REVIEW})
+        # Open at Stripe in a later epoch than the copy knows.
+        | _pairs(
+            KNOWN_FAILURES | {_S.PROCESSING, _S.REQUIRES_ACTION},
+            {_S.PROCESSING, _S.REQUIRES_ACTION},
+        )
     ),
 }
 

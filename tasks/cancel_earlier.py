@@ -73,20 +73,24 @@ class EarlierObjects:
         attempts = self.reads.attempts(record.charge_key)
         for _ in range(ROUNDS):
             listed = self._list(record, attempts, deadline_s)
-            finding = judge(wanted_of(record), listed, _MONEY_ONLY)
-            if finding.outcome.kind is not OutcomeKind.UNKNOWN:
-                self._tell(record, finding.outcome, finding.epoch)
-                return Cleared(Clear.MONEY, finding)
-            left = [item for item in listed if not item.is_dead]
+            left = [item for item in listed if not item.is_dead and not item.has_money]
             if not left:
-                self._tell_dead(record, listed, attempts)
-                return Cleared(Clear.NOTHING_OPEN)
+                return self._judged(record, listed)
             if self._moved(record):
                 # What is open can be another worker's send of this very epoch.
                 return Cleared(Clear.MOVED)
             for item in left:
                 self._cancel(item, deadline_s)
         raise StripeUnavailable("not_canceled")
+
+    def _judged(self, record: Record, listed: Sequence[SeenObject]) -> Cleared:
+        """Nothing is open any more: whether money was taken, and the vault's holds told so."""
+        finding = judge(wanted_of(record), listed, _MONEY_ONLY)
+        if finding.outcome.kind is not OutcomeKind.UNKNOWN:
+            self._tell(record, finding.outcome, finding.epoch)
+            return Cleared(Clear.MONEY, finding)
+        self._tell_dead(record)
+        return Cleared(Clear.NOTHING_OPEN)
 
     def _list(
         self, record: Record, attempts: Sequence[Mapping[str, Any]], deadline_s: float
@@ -107,21 +111,14 @@ class EarlierObjects:
         if self.holds is not None:
             self.holds.tell(record, outcome, epoch)
 
-    def _tell_dead(
-        self,
-        record: Record,
-        listed: Sequence[SeenObject],
-        attempts: Sequence[Mapping[str, Any]],
-    ) -> None:
+    def _tell_dead(self, record: Record) -> None:
         """An earlier epoch's hold would keep the vault from taking another for this charge.
 
-        Also of an epoch that has left no object: its refusal may have been lost on the way back,
-        with a vault that died, and come only with a repeat.
+        Each of them, whether or not it has left an object or an attempt: its refusal may have
+        been lost with a vault that died, and its attempts with a database that was restored.
         """
-        epochs = {item.epoch for item in listed} | {row["attempt_epoch"] for row in attempts}
-        for epoch in sorted(epoch for epoch in epochs if epoch is not None):
-            if epoch < record.attempt_epoch:
-                self._tell(record, _DEAD, epoch)
+        for epoch in range(record.attempt_epoch):
+            self._tell(record, _DEAD, epoch)
 
     def _cancel(self, item: SeenObject, deadline_s: float) -> None:
         """Ask for it; the next list says what came of it."""

@@ -281,7 +281,8 @@ class Reconciliation:
     ) -> None:
         outcome = Outcome(OutcomeKind.CHARGED, payment_intent_id=intent, charge_id=charge)
         shown = row.shown() if row is not None else None
-        applied = self.ledger.late_truth(key, outcome, shown).applied
+        # Without metadata that fits its key it may be anybody's.
+        applied = self.ledger.late_truth(key, outcome, shown, doubtful=row is None).applied
         logger.info("reconcile_late_truth", extra={"charge_key": key, "applied": applied})
         if applied is Applied.LATE_REVIEW:
             ring(Alarm.LATE_SUCCESS, charge_key=key)

@@ -149,4 +149,5 @@ def charged_row(item: Mapping[str, Any], namespace: str) -> ChargedRow | None:
         payment_intent_id=seen.payment_intent_id,
         charge_id=seen.charge_id,
         attempt_epoch=seen.epoch or 0,
+        created=created if isinstance(created := item.get("created"), int) else None,
     )

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from urllib.parse import urlsplit
 
 import pytest
+from sqlalchemy import text
 from sqlalchemy.engine import Engine
 
 from bridges import redis_streams
@@ -312,3 +313,21 @@ def test_redis_away_is_waited_for(
     stream.publish(billing_event("after"))
     wait_until(lambda: key_of("after") in published_keys(settings), 15, "goes on")
     stays(lambda: bridge.held == 2, 2.0, "and what was held is still ours")
+
+
+def test_a_parked_entry_whose_record_is_lost_comes_round_again(
+    start: Start, stream: Stream, settings: Settings, ledger: Ledger, engine: Engine
+) -> None:
+    """Guard: after a database restore, bridges that ran on must not keep it to themselves."""
+    stream.publish(billing_event("restored"))
+    bridge = start(PARK_AFTER_S="0.5")
+    other = start(PARK_AFTER_S="0.5")
+    wait_published(settings, 1)
+    claimed(ledger, new_record(event_from_json(billing_event("restored"))))
+    wait_until(lambda: bridge.count("parked") + other.count("parked") >= 1, 10, "parked")
+    with engine.connect() as connection:
+        connection.execute(text("DELETE FROM billing_records"))
+    wait_published(settings, 2)
+    settle(ledger, "restored")
+    wait_until(lambda: stream.unfinished() == 0, 10, "acked")
+    assert set(published_keys(settings)) == {key_of("restored")}

@@ -10,6 +10,7 @@ from threading import Barrier
 import pytest
 from sqlalchemy import Engine, text
 
+from models import ledger_actions
 from models.dead_letters import DeadLetters, NewDeadLetter
 from models.errors import DeadLetterReason, NotFound, StateForbids
 from models.events import BillingEvent
@@ -314,6 +315,19 @@ def test_an_import_with_one_wrong_line_imports_nothing(
     with pytest.raises(ImportConflict, match=f"^line {wrong[0]}: "):
         actions.import_charges(lines)
     assert LedgerReads(engine).counts() == []
+
+
+def test_recovery_moves_many_unsettled_records_bit_by_bit(
+    ledger: Ledger, actions: LedgerActions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guard: all of them in one statement would take longer than a statement may."""
+    monkeypatch.setattr(ledger_actions, "UNSETTLED_BATCH", 10)
+    for number in range(30):
+        record_in(ledger, State.RESERVED if number % 2 else State.SENT, event(f"cust_{number}"))
+    assert actions.recover_unsettled(ledger.read("").now) == 30
+    assert LedgerReads(ledger.engine).counts() == [
+        {"state": "sent", "currency": "usd", "records": 30, "total_cents": 30 * 2500}
+    ]
 
 
 def test_recovery_makes_every_success_charged_and_looks_the_rest_up(

@@ -54,6 +54,12 @@ def test_void_and_resolve_say_who_and_why(worker: Worker, celery: Commands) -> N
     assert celery.run("ledger", "resolve", AUTH, PERIOD, "--reason", "x").returncode == 2
 
 
+def status_of_intent(worker: Worker, intent: str) -> str:
+    found = worker.here.gateway.retrieve("payment_intents", intent, boot_clock_s() + 5)
+    assert found is not None
+    return str(found["status"])
+
+
 # -- import ------------------------------------------------------------------------------
 
 
@@ -159,15 +165,21 @@ def test_after_a_restore_what_is_open_at_stripe_is_not_asked_for_again(
     ]
 
 
-def test_a_recovered_open_intent_can_be_recharged(
-    worker: Worker, celery: Commands, stripe: Stripe
+@pytest.mark.parametrize("days", [0, 3])
+def test_a_recovered_open_intent_can_be_recharged_and_is_canceled_first(
+    worker: Worker, celery: Commands, stripe: Stripe, days: int
 ) -> None:
+    """Guard: an intent that is older than its record must still be in the list."""
     since = datetime.now(UTC).isoformat()
     worker.charge(AUTH)
     forget(worker, AUTH)
+    worker.pass_time(days * 24 * 3600)
     celery.done("ledger", "recover", "--since", since)
+    earlier = worker.record(AUTH).payment_intent_id
+    assert earlier is not None
     worker.recharge(AUTH, payment_method="pm_card_visa")
     assert worker.drive(AUTH) == "charged"
+    assert status_of_intent(worker, earlier) == "canceled"
     assert len(worker.charges(AUTH)) == 1
 
 
@@ -184,9 +196,51 @@ def test_a_recovered_open_intent_is_canceled_before_its_record_is_voided(
     intent = worker.record(AUTH).payment_intent_id
     assert intent is not None
     celery.done("ledger", "void", AUTH, PERIOD, "--reason", "by mistake")
-    found = worker.here.gateway.retrieve("payment_intents", intent, boot_clock_s() + 5)
-    assert found is not None
-    assert found["status"] == "canceled"
+    assert status_of_intent(worker, intent) == "canceled"
+
+
+@pytest.mark.parametrize("customer", [GOOD, AUTH])
+def test_after_a_restore_money_of_another_amount_is_for_a_person(
+    worker: Worker, celery: Commands, stripe: Stripe, customer: str
+) -> None:
+    """And whatever they decide, what is still open of the record itself is canceled."""
+    since = datetime.now(UTC).isoformat()
+    if customer == GOOD:
+        stripe.fault("http_429")
+    worker.charge(customer)
+    before = worker.record(customer)
+    about = {"customer_id": customer, "billing_period": PERIOD, "billing_run": PERIOD}
+    stripe.form(
+        "/v1/payment_intents", amount=100, currency="usd", customer=customer,
+        payment_method="pm_card_visa", confirm="true", off_session="true",
+        **{f"metadata[{name}]": value for name, value in about.items()},
+        **{"metadata[charge_key]": before.charge_key},
+    )  # fmt: skip
+    assert celery.json("ledger", "recover", "--since", since)["charged"] == 0
+    assert worker.record(customer).state is State.REVIEW
+    worker.pass_time(1000)
+    celery.done("ledger", "resolve", customer, PERIOD, "--not-charged", "--reason", "not ours")
+    assert worker.record(customer).state is State.REJECTED
+    if before.payment_intent_id is not None:
+        assert status_of_intent(worker, before.payment_intent_id) == "canceled"
+
+
+def test_after_a_restore_an_open_intent_of_a_later_epoch_is_known_again(
+    worker: Worker, celery: Commands
+) -> None:
+    customer = "cus_decline_insufficient_funds_1"
+    since = datetime.now(UTC).isoformat()
+    worker.charge(customer)
+    worker.recharge(customer, payment_method="pm_processing")
+    assert worker.drive(customer) == State.PROCESSING
+    now = worker.record(customer)
+    statement(worker, "DELETE FROM charge_attempts WHERE attempt_epoch = 1")
+    change(worker, customer, "state = 'card_declined', attempt_epoch = 0, payment_intent_id = NULL")
+    assert celery.json("ledger", "recover", "--since", since)["open"] == 1
+    found = worker.record(customer)
+    assert (found.state, found.attempt_epoch) == (State.PROCESSING, 1)
+    assert found.payment_intent_id == now.payment_intent_id
+    assert [record.charge_key for record, _ in worker.actions.take_polls(5)] == [now.charge_key]
 
 
 def test_what_was_unsettled_in_the_copy_is_looked_up_at_both_endpoints(

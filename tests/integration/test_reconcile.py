@@ -163,6 +163,16 @@ def test_an_open_intent_whose_record_was_lost_is_not_published_again(
     assert (shown["republished"], verdicts(shown)) == (0, {"cus_auth_1": "open_at_stripe"})
 
 
+def test_money_that_carries_no_more_than_the_charge_key_is_for_a_person(
+    worker: Worker, celery: Commands, stripe: Stripe
+) -> None:
+    stripe.fault("http_429")
+    assert worker.charge(GOOD).startswith("reserved")
+    stripe.charge_elsewhere(GOOD, 2500, charge_key=charge_key(GOOD, PERIOD))
+    assert celery.json("reconcile", PERIOD)["closable"] is False
+    assert worker.record(GOOD).state is State.REVIEW
+
+
 @pytest.mark.parametrize("fields", [{"amount": 1000}, {"amount": 2500, "currency": "eur"}])
 def test_money_of_another_amount_is_for_a_person_and_not_adopted(
     worker: Worker, celery: Commands, stripe: Stripe, fields: dict[str, Any]

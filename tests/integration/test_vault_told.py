@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -13,6 +14,7 @@ from models.vault_wire import VaultWire
 from tasks.manual import Manual
 from tasks.polling import Polling
 from tasks.reconcile import reconciliation
+from tasks.recover import Recovery
 from tasks.vault_holds import VaultHolds
 from tests.support.faults import FaultPoints
 from tests.support.flows import PERIOD, Worker
@@ -97,6 +99,23 @@ def test_a_refusal_that_was_lost_with_its_vault_does_not_stand_in_a_recharges_wa
     )
     assert budget(books) == (AMOUNT, 0)
     assert len(vaulted_worker.charges("cus_good")) == 1
+
+
+def test_an_intent_that_only_stripe_still_knows_does_not_stand_in_a_recharges_way(
+    vaulted_worker: Worker, books: Books
+) -> None:
+    """Guard: after a restore neither an attempt nor a young object tells of the first epoch."""
+    since = datetime.now(UTC) - timedelta(seconds=5)
+    assert charge(vaulted_worker, "cus_auth_1") == State.REQUIRES_ACTION
+    vaulted_worker.forget("cus_auth_1")
+    books.forget_holds()
+    vaulted_worker.pass_time(3 * 24 * 3600)
+    Recovery(vaulted_worker.actions, vaulted_worker.here.gateway, "stripe-billing").run(since)
+    assert budget(books) == (0, AMOUNT)
+    vaulted_worker.recharge("cus_auth_1", payment_method="pm_card_visa")
+    assert later(vaulted_worker, "cus_auth_1", 60) == State.CHARGED
+    assert budget(books) == (AMOUNT, 0)
+    assert len(vaulted_worker.charges("cus_auth_1")) == 1
 
 
 def test_what_a_person_resolves_is_told_to_the_vault_first(
