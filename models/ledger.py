@@ -46,8 +46,9 @@ TOLD_BY_STRIPE: Final = (
     "currency",
     "stripe_customer_id",
     "billing_run",
+    "event",
 )
-"""What a tombstone lacks and an object at Stripe shows."""
+"""What a tombstone lacks and an object at Stripe shows; the event as JSON, for a recharge."""
 
 
 class Applied(StrEnum):

@@ -77,7 +77,12 @@ class ChargedRow:
 
     def shown(self) -> dict[str, Any]:
         """What a late truth needs of it; see `Ledger.late_truth`."""
-        return {name: getattr(self, name) for name in TOLD_BY_STRIPE}
+        values = self.as_json() | {"event": json.dumps(self.event())}
+        return {name: values[name] for name in TOLD_BY_STRIPE}
+
+    def event(self) -> dict[str, Any]:
+        """As much of its billing event as there is: a recharge can be asked for by it."""
+        return {name: getattr(self, name) for name in EVENT_FIELDS}
 
 
 class ImportConflict(StateForbids):
@@ -373,9 +378,7 @@ def _is_same_charge(standing: RowMapping, row: ChargedRow) -> bool:
 
 
 def _open_row(row: ChargedRow, state: State) -> dict[str, Any]:
-    # As much of its event as there is: a recharge can be asked for by it.
-    event = {name: getattr(row, name) for name in EVENT_FIELDS}
-    return row.as_json() | {"state": state, "event": event}
+    return row.as_json() | {"state": state, "event": row.event()}
 
 
 def _batches(lines: Iterable[tuple[int, T]]) -> Iterable[Sequence[tuple[int, T]]]:

@@ -177,7 +177,8 @@ LATE_TRUTH: Final = text(f"""
             amount_cents = COALESCE(amount_cents, CAST(:amount_cents AS bigint)),
             currency = COALESCE(currency, CAST(:currency AS text)),
             stripe_customer_id = COALESCE(stripe_customer_id, CAST(:stripe_customer_id AS text)),
-            billing_run = COALESCE(billing_run, CAST(:billing_run AS text))
+            billing_run = COALESCE(billing_run, CAST(:billing_run AS text)),
+            event = COALESCE(event, CAST(:event AS jsonb))
         FROM clock
         WHERE charge_key = :charge_key AND state = :from_state AND attempt_epoch = :epoch
         RETURNING {COLUMNS}),

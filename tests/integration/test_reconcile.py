@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import redis
+from sqlalchemy import text
 
 from models.keys import charge_key
 from models.states import State
@@ -208,6 +209,24 @@ def test_money_for_an_identity_that_was_voided_before_it_came_is_for_a_person(
         "ledger", "resolve", "cus_voided", PERIOD, "--charged", charge["id"], "--reason", "kept"
     )
     assert worker.record("cus_voided").state is State.CHARGED
+
+
+def test_what_was_voided_before_it_came_can_be_charged_after_all(
+    worker: Worker, celery: Commands, stripe: Stripe
+) -> None:
+    """Guard: a recharge needs an event, and a tombstone has none."""
+    celery.done("ledger", "void", GOOD, PERIOD, "--reason", "by mistake")
+    about = {"customer_id": GOOD, "billing_period": PERIOD, "billing_run": PERIOD}
+    taken = stripe.charge_elsewhere(GOOD, 2500, charge_key=charge_key(GOOD, PERIOD), **about)
+    celery.done("reconcile", PERIOD)
+    assert worker.record(GOOD).state is State.REVIEW
+    assert taken["status"] == "succeeded"
+    with worker.here.engine.connect() as connection:
+        connection.execute(text("UPDATE billing_records SET state = 'rejected'"))
+    stripe.reset()
+    worker.recharge(GOOD, payment_method="pm_card_visa")
+    assert worker.drive(GOOD) == State.CHARGED
+    assert len(worker.charges(GOOD)) == 1
 
 
 def test_an_imported_charge_is_found_though_it_carries_no_metadata(
