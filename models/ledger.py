@@ -253,7 +253,9 @@ class Ledger:
             return Recorded(Applied.DOUBLE_CHARGE, record)
         if record.state is State.CHARGED:
             return Recorded(Applied.FENCED, record)
-        other_money = doubtful or _is_other_money(record, shown)
+        other_money = doubtful or (
+            shown is not None and record.is_other_money(shown["amount_cents"], shown["currency"])
+        )
         if record.state is State.REVIEW and (known or other_money):
             # Also when the answer to the first write was lost, and this one repeats it.
             return Recorded(Applied.LATE_REVIEW, record)
@@ -388,13 +390,6 @@ def object_values(outcome: Outcome) -> dict[str, Any]:
         "decline_code": outcome.decline_code,
         "error_message": outcome.error_message,
     }
-
-
-def _is_other_money(record: Record, shown: Mapping[str, object] | None) -> bool:
-    """Whether an object shows another amount or currency than the record asked for."""
-    if shown is None or record.amount_cents is None:
-        return False
-    return (shown["amount_cents"], shown["currency"]) != (record.amount_cents, record.currency)
 
 
 def _same_object(record: Record, outcome: Outcome) -> bool:

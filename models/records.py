@@ -66,6 +66,14 @@ class Record:
     updated_at: datetime
     settled_at: datetime | None
 
+    def is_other_money(self, amount_cents: object, currency: object) -> bool:
+        """Whether an object at Stripe is of another amount or currency than was asked for.
+
+        A tombstone asked for none.
+        """
+        asked = (self.amount_cents, self.currency)
+        return self.amount_cents is not None and (amount_cents, currency) != asked
+
     @property
     def view(self) -> RecordView:
         """The columns that `decide` rests on."""

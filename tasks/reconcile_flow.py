@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from models.ledger import Ledger
     from models.ledger_actions import ChargedRow, LedgerActions
     from models.ledger_reads import LedgerReads
-    from models.records import Record
     from models.settings import Settings
     from tasks.stripe_gateway import StripeGateway
     from tasks.vault_holds import VaultHolds
@@ -256,7 +255,12 @@ class Reconciliation:
         for key in self.scratch.keys_with(Verdict.LOST):
             row, intent, charge = self.scratch.success_of(key)
             before = self.ledger.read(key).record
-            if row is not None and _is_what_was_asked(before, row):
+            other_money = (
+                before is not None
+                and row is not None
+                and before.is_other_money(row.amount_cents, row.currency)
+            )
+            if row is not None and not other_money:
                 self._tell_vault(row)
             if before is None:
                 # Without metadata that fits its key it is somebody else's: for a person.
@@ -289,13 +293,6 @@ class Reconciliation:
         elif applied is Applied.DOUBLE_CHARGE:
             ring(Alarm.DOUBLE_CHARGE, charge_key=key)
         self._adopted += applied is Applied.LATE_CHARGED
-
-
-def _is_what_was_asked(record: Record | None, row: ChargedRow) -> bool:
-    """Whether a hold can be settled by this charge: it was taken for the record's own money."""
-    if record is None or record.amount_cents is None:
-        return True
-    return (row.amount_cents, row.currency) == (record.amount_cents, record.currency)
 
 
 def _given_back(item: Mapping[str, Any]) -> tuple[int, bool]:

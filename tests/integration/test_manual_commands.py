@@ -165,18 +165,24 @@ def test_after_a_restore_what_is_open_at_stripe_is_not_asked_for_again(
     ]
 
 
-@pytest.mark.parametrize("days", [0, 3])
-def test_a_recovered_open_intent_can_be_recharged_and_is_canceled_first(
-    worker: Worker, celery: Commands, stripe: Stripe, days: int
-) -> None:
-    """Guard: an intent that is older than its record must still be in the list."""
+def recovered_after(worker: Worker, celery: Commands, days: int) -> str:
+    """An open intent whose record was lost, so many days ago, and is recovered now; its id."""
     since = datetime.now(UTC).isoformat()
     worker.charge(AUTH)
     forget(worker, AUTH)
     worker.pass_time(days * 24 * 3600)
     celery.done("ledger", "recover", "--since", since)
-    earlier = worker.record(AUTH).payment_intent_id
-    assert earlier is not None
+    intent = worker.record(AUTH).payment_intent_id
+    assert intent is not None
+    return intent
+
+
+@pytest.mark.parametrize("days", [0, 3])
+def test_a_recovered_open_intent_can_be_recharged_and_is_canceled_first(
+    worker: Worker, celery: Commands, stripe: Stripe, days: int
+) -> None:
+    """Guard: an intent that is older than its record must still be in the list."""
+    earlier = recovered_after(worker, celery, days)
     worker.recharge(AUTH, payment_method="pm_card_visa")
     assert worker.drive(AUTH) == "charged"
     assert status_of_intent(worker, earlier) == "canceled"
@@ -188,13 +194,7 @@ def test_a_recovered_open_intent_is_canceled_before_its_record_is_voided(
     worker: Worker, celery: Commands, stripe: Stripe, days: int
 ) -> None:
     """Guard: a record that was recovered has no attempts, and is younger than its intent."""
-    since = datetime.now(UTC).isoformat()
-    worker.charge(AUTH)
-    forget(worker, AUTH)
-    worker.pass_time(days * 24 * 3600)
-    celery.done("ledger", "recover", "--since", since)
-    intent = worker.record(AUTH).payment_intent_id
-    assert intent is not None
+    intent = recovered_after(worker, celery, days)
     celery.done("ledger", "void", AUTH, PERIOD, "--reason", "by mistake")
     assert status_of_intent(worker, intent) == "canceled"
 
