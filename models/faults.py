@@ -47,7 +47,8 @@ def _act(name: str, action: str) -> None:
     if action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     elif action == "freeze":
-        os.kill(os.getpid(), signal.SIGSTOP)
+        # To this thread: by os.kill the first thread may take it, and this one runs on meanwhile.
+        signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
     elif action == "hold":
         _hold(name)
 

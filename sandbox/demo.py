@@ -28,6 +28,7 @@ import psycopg
 import redis
 
 from sandbox import health, roles
+from sandbox.backlog import nsq_unfinished, stream_unfinished
 from sandbox.binaries import CHECKOUT
 from sandbox.files import write_json
 from sandbox.processes import SandboxError
@@ -250,8 +251,8 @@ class Demo:
     def _all_ended(self) -> bool:
         return (
             self._count_settled() >= self.events
-            and self._nsq_unfinished() == 0
-            and self._redis_pending() == 0
+            and nsq_unfinished(self.settings) == 0
+            and stream_unfinished(self.settings) == 0
             and self._budgets("held_cents") == 0
         )
 
@@ -282,19 +283,6 @@ class Demo:
         query = "SELECT count(*) FROM billing_records WHERE state = ANY(%s)"
         return self._query(query, list(SETTLED))
 
-    def _nsq_unfinished(self) -> int:
-        stats = health.channel_stats(self.settings)
-        return sum(int(stats[name]) for name in ("depth", "in_flight_count", "deferred_count"))
-
-    def _redis_pending(self) -> int:
-        """Entries that are delivered and not acked, and those not even delivered."""
-        stream, group = self.settings["REDIS_STREAM"], self.settings["REDIS_GROUP"]
-        with redis.Redis.from_url(self.settings["REDIS_URL"], decode_responses=True) as client:
-            pending = int(client.xpending(stream, group)["pending"])
-            groups = {found["name"]: found for found in client.xinfo_groups(stream)}
-            unread = client.xrange(stream, min=f"({groups[group]['last-delivered-id']}")
-        return pending + len(unread)
-
     # --- comparing ---------------------------------------------------------------------------
 
     def _proof(self, published: int, begun: float) -> Proof:
@@ -311,8 +299,8 @@ class Demo:
             duplicate_charges=sum(made.values()) - len(made),
             missed=len(wanted - made.keys()),
             dead_letters=self._query("SELECT count(*) FROM dead_letters"),
-            nsq_unfinished=self._nsq_unfinished(),
-            redis_pending=self._redis_pending(),
+            nsq_unfinished=nsq_unfinished(self.settings),
+            redis_pending=stream_unfinished(self.settings),
             ledger_total_cents=self._query(total),
             stripe_total_cents=sum(int(c["amount"]) for c in charges),
             cap_cents=self._budgets("cap_cents"),

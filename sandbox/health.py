@@ -89,12 +89,12 @@ def beat(schedule: Path, started: float) -> str | None:
     return None if written else "beat has not written its schedule yet"
 
 
-def channel_stats(settings: Mapping[str, str]) -> dict[str, Any]:
+def channel_stats(settings: Mapping[str, str], *, clients: bool = False) -> dict[str, Any]:
     """nsqd's figures for our channel; empty while there is no such channel."""
     topic, channel = settings["NSQ_TOPIC"], settings["NSQ_CHANNEL"]
     address = settings["NSQD_HTTP_ADDRESS"]
-    query = f"format=json&topic={quote(topic)}&channel={quote(channel)}&include_clients=false"
-    stats = get_json(f"http://{address}/stats?{query}&include_mem=false")
+    query = f"format=json&topic={quote(topic)}&channel={quote(channel)}&include_mem=false"
+    stats = get_json(f"http://{address}/stats?{query}&include_clients={str(clients).lower()}")
     for found in stats["topics"]:
         for entry in found["channels"]:
             if (found["topic_name"], entry["channel_name"]) == (topic, channel):

@@ -8,7 +8,8 @@ from typing import Any
 
 import redis
 
-from tests.support.pipelines import SHORT_DELIVERIES, SLACK_S, Pipeline, stream_unfinished
+from sandbox.backlog import stream_unfinished
+from tests.support.pipelines import SHORT_DELIVERIES, SLACK_S, Pipeline
 from tests.support.producers import billing_event
 from tests.support.waiting import stays, wait_until
 

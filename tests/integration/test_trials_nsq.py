@@ -6,8 +6,9 @@ import re
 from collections.abc import Callable
 
 from sandbox import health
+from sandbox.backlog import nsq_unfinished
 from sandbox.stack import create_channel
-from tests.support.pipelines import SHORT_DELIVERIES, SLACK_S, Event, Pipeline, nsq_unfinished
+from tests.support.pipelines import SHORT_DELIVERIES, SLACK_S, Event, Pipeline
 from tests.support.producers import billing_event, publish_nsq
 from tests.support.waiting import stays, wait_until
 

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import pytest
 import redis
 
+from sandbox.backlog import nsq_unfinished, stream_unfinished
 from sandbox.health import get_json
 from sandbox.ports import free_port
 from sandbox.stack import create_channel, create_group
@@ -44,8 +45,7 @@ class Nsq:
         publish_nsq(self.environment, event)
 
     def unfinished(self) -> int:
-        channel = self.channel()
-        return int(channel["depth"] + channel["in_flight_count"] + channel["deferred_count"])
+        return nsq_unfinished(self.environment)
 
     def channel(self) -> dict[str, Any]:
         """nsqd's own numbers."""
@@ -75,10 +75,7 @@ class Stream:
         publish_redis(self.environment, event)
 
     def unfinished(self) -> int:
-        with self.client() as client:
-            group = client.xinfo_groups(self.stream)[0]
-            later = client.xrange(self.stream, min=b"(" + group["last-delivered-id"])
-            return int(group["pending"]) + len(later)
+        return stream_unfinished(self.environment)
 
     @property
     def stream(self) -> str:

@@ -25,6 +25,7 @@ from models.records import Record
 from models.settings import load_settings
 from models.states import State, is_settled
 from sandbox import clock, health
+from sandbox.backlog import nsq_unfinished, stream_unfinished
 from sandbox.processes import Processes
 from sandbox.stack import create_channel, create_group
 from tests.support.faults import FaultPoints
@@ -148,6 +149,11 @@ class Pipeline:
         """Deliveries that neither broker has an ack for."""
         return nsq_unfinished(self.settings) + stream_unfinished(self.settings)
 
+    def nsq_acked(self) -> int:
+        """Messages that the bridges which are connected now have finished."""
+        clients = health.channel_stats(self.settings, clients=True)["clients"]
+        return sum(int(client["finish_count"]) for client in clients)
+
     def stream_acked(self) -> int:
         """Entries of the stream that are neither pending nor still to be delivered."""
         with redis.Redis.from_url(self.settings["REDIS_URL"]) as client:
@@ -207,8 +213,7 @@ class Pipeline:
 
     def nothing_left(self) -> bool:
         """Whether both brokers have an ack for everything."""
-        # Again and again: nsqd counts a message nowhere while it writes a requeued one to disk.
-        return all(self.unfinished() == 0 for _ in range(3))
+        return self.unfinished() == 0
 
     def charged_once(self, *events: Event, within_s: float = 0.0) -> None:
         """Within the bound: one charge each, of the right money, and nothing left to do."""
@@ -250,27 +255,6 @@ class Pipeline:
 
 def key_of(event: Event) -> str:
     return charge_key(event["customer_id"], event["billing_period"])
-
-
-def nsq_unfinished(settings: Mapping[str, str]) -> int:
-    """Messages that wait in the topic or channel, are in flight or deferred."""
-    query = f"format=json&topic={settings['NSQ_TOPIC']}&include_clients=false&include_mem=false"
-    stats = health.get_json(f"http://{settings['NSQD_HTTP_ADDRESS']}/stats?{query}")
-    (topic,) = stats["topics"]
-    (channel,) = topic["channels"]
-    on_their_way = max(topic["depth"], topic["message_count"] - channel["message_count"])
-    waiting = sum(channel[name] for name in ("depth", "in_flight_count", "deferred_count"))
-    return int(on_their_way + waiting)
-
-
-def stream_unfinished(settings: Mapping[str, str]) -> int:
-    """Entries that are pending, and those not even delivered."""
-    stream, group = settings["REDIS_STREAM"], settings["REDIS_GROUP"]
-    with redis.Redis.from_url(settings["REDIS_URL"]) as client:
-        groups = {found["name"]: found for found in client.xinfo_groups(stream)}
-        found = groups[group.encode()]
-        unread = client.xrange(stream, min=b"(" + found["last-delivered-id"])
-    return int(found["pending"]) + len(unread)
 
 
 class SharedPipeline:
