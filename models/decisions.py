@@ -165,7 +165,8 @@ class RecordStatus:
     state: State
     fingerprint: str | None
     event_id: str | None = None
-    """Of the first event, as the ones below; None where there was none, or where it is gone."""
+    """Of a settled record's first event, as the ones below; None where there was none, or where
+    it is gone."""
     description: str | None = None
     payment_method: str | None = None
     billing_run: str | None = None

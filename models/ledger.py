@@ -102,7 +102,10 @@ class Ledger:
         return Snapshot(record=record, now=row["now"])
 
     def read_statuses(self, keys: Sequence[str]) -> dict[str, RecordStatus]:
-        """Of every one of these charge keys that has a row: its state, and what was asked for."""
+        """Of every one of these charge keys that has a row: its state, and what was asked for.
+
+        What may differ in a repeat (see RecordStatus) is read of settled records only.
+        """
         if not keys:
             return {}
         return {

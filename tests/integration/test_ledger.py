@@ -305,6 +305,9 @@ def test_statuses_are_read_in_bulk(ledger: Ledger) -> None:
     assert set(statuses) == set(keys)
     assert statuses[keys[0]].state is State.CHARGED
     assert statuses[keys[1]].state is State.SENT
+    # The texts are for the comparison of a repeat that is acked.
+    told = claims[0].record.event["description"]
+    assert (statuses[keys[0]].description, statuses[keys[1]].description) == (told, None)
     assert ledger.read_statuses([]) == {}
 
 
