@@ -2,7 +2,8 @@
 
 Arming is a file in the folder that the setting FAULTS_DIR names: the file's name is the
 point's, its text the action (`kill`, `freeze`, `hold`). The file is taken away before the
-action, so each arming fires once, in whichever process comes by first.
+action, so each arming fires once, in whichever process comes by first; what is left,
+`NAME.reached`, says which one that was.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ def fault_point(name: str) -> None:
     except OSError:
         return
     action = taken.read_text(encoding="utf-8").strip()
+    taken.write_text(f"{action} {os.getpid()}", encoding="utf-8")
     taken.rename(_folder / f"{name}.reached")
     _act(name, action)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import psutil
+
 from tests.support.waiting import wait_until
 
 
@@ -24,7 +26,13 @@ class FaultPoints:
         return (self.folder / f"{name}.reached").exists()
 
     def wait_reached(self, name: str, timeout_s: float = 30.0) -> None:
+        """Returns when a process stands there; one that freezes is frozen by then."""
         wait_until(lambda: self.reached(name), timeout_s, f"a process comes to {name}")
+        action, pid = (self.folder / f"{name}.reached").read_text().split()
+        if action == "freeze":
+            process = psutil.Process(int(pid))
+            stopped = psutil.STATUS_STOPPED
+            wait_until(lambda: process.status() == stopped, timeout_s, f"it is frozen at {name}")
 
     def release(self, name: str) -> None:
         """Lets a held process go on, and makes the point fresh for another arming."""
