@@ -76,17 +76,22 @@ class VaultWire:
         *,
         payment_intent_id: str | None = None,
         charge_id: str | None = None,
+        seen_at: datetime | None = None,
     ) -> bool:
         """Tell the self-hosted vault what became of a hold: `settled`, `failed` or `absent`.
 
+        `seen_at`: the moment of the ledger's clock from which on the evidence knows nothing.
         False when the vault holds nothing under this key. Raises StateForbids for a failure of a
-        hold that is settled or still under way, VaultUnavailable when it cannot be asked.
+        hold that is settled, still under way or was sent again since, VaultUnavailable when it
+        cannot be asked.
         """
         body = {"outcome": outcome}
         if payment_intent_id is not None:
             body["payment_intent_id"] = payment_intent_id
         if charge_id is not None:
             body["charge_id"] = charge_id
+        if seen_at is not None:
+            body["seen_at"] = seen_at.isoformat()
         status, reply = self._post(f"/vault/holds/{quote(idempotency_key, safe='')}/resolve", body)
         error = reply.get("error")
         code = error.get("code") if isinstance(error, Mapping) else None
@@ -95,7 +100,7 @@ class VaultWire:
         if code == "hold_unknown":
             return False
         if code == "hold_not_resolvable":
-            raise StateForbids("the vault's hold is settled, or a forward of it is still open")
+            raise StateForbids("the vault's hold is settled, still open, or was sent since")
         raise VaultUnavailable(f"the vault did not resolve a hold (status {status})")
 
     def close(self) -> None:

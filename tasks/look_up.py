@@ -60,7 +60,7 @@ class LookUp:
         if claim is None:
             return "leave:lost_claim"
         logger.info("charge_looked_up", extra={"charge_key": record.charge_key, "why": why})
-        finding = self._told(record, self._find(claim))
+        finding = self._told(claim, self._find(claim))
         retry = Retry(
             after_s=backoff_s(claim.record.unknowns + 1, self.limits, self.draw()),
             until_proof=finding.outcome.error_code == "look_up_waits",
@@ -95,12 +95,14 @@ class LookUp:
         )
         return judge(wanted_of(record), listed, evidence)
 
-    def _told(self, record: Record, finding: Finding) -> Finding:
+    def _told(self, claim: Claim, finding: Finding) -> Finding:
         """The finding, once the vault knows of it; else one that keeps the record as it is."""
         if self.holds is None:
             return finding
         try:
-            self.holds.tell(record, finding.outcome, finding.epoch)
+            self.holds.tell(
+                claim.record, finding.outcome, finding.epoch, seen_at=claim.record.updated_at
+            )
         except StripeUnavailable as error:
             return _waits(error, "the vault does not know of it yet")
         return finding

@@ -74,7 +74,7 @@ class Polling:
         try:
             outcome, why = self._judged(record, now, until_s)
             if self.holds is not None:
-                self.holds.tell(record, outcome)
+                self.holds.tell(record, outcome, seen_at=now)
         except StripeUnavailable as error:
             # It is held back for a while as it is: the next sweeps ask again.
             logger.warning("poll_not_answered", extra=ids | {"error_code": error.code})

@@ -18,6 +18,8 @@ from models.vault_wire import VaultUnavailable, VaultWire
 from tasks.errors import StripeUnavailable
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from sqlalchemy import Engine
 
     from models.ledger_actions import ChargedRow
@@ -59,17 +61,27 @@ class VaultHolds:
         if self._wire is not None:
             self._wire.close()
 
-    def tell(self, record: Record, outcome: Outcome, epoch: int | None = None) -> None:
+    def tell(
+        self,
+        record: Record,
+        outcome: Outcome,
+        epoch: int | None = None,
+        *,
+        seen_at: datetime | None = None,
+    ) -> None:
         """Say what an epoch of a record (None: the one it is in) came to at Stripe.
 
-        Raises StripeUnavailable: `hold_open` while a forward of it may still be under way,
-        `vault_unavailable`. The ledger must not be written then.
+        `seen_at`: when Stripe began to be asked, on the ledger's clock. A worker that slept since
+        then must not let go of what another one has sent. Raises StripeUnavailable: `hold_open`
+        while a forward of it may still be under way, or has begun since, `vault_unavailable`.
+        The ledger must not be written then.
         """
         word = _WORD_OF.get(outcome.kind)
         if self._wire is None or word is None:
             return
         epoch = record.attempt_epoch if epoch is None else epoch
-        self._resolve(self._wire, (record.customer_id, record.billing_period, epoch), word, outcome)
+        epoch_of = (record.customer_id, record.billing_period, epoch)
+        self._resolve(self._wire, epoch_of, word, outcome, seen_at)
 
     def tell_settled(self, row: ChargedRow) -> None:
         """Say that Stripe shows this charge, which the ledger has lost.
@@ -85,7 +97,12 @@ class VaultHolds:
         self._resolve(self._wire, epoch_of, "settled", outcome)
 
     def _resolve(
-        self, wire: VaultWire, epoch_of: tuple[str, str, int], word: str, outcome: Outcome
+        self,
+        wire: VaultWire,
+        epoch_of: tuple[str, str, int],
+        word: str,
+        outcome: Outcome,
+        seen_at: datetime | None = None,
     ) -> None:
         settled = word == "settled"
         try:
@@ -94,6 +111,7 @@ class VaultHolds:
                 word,
                 payment_intent_id=outcome.payment_intent_id if settled else None,
                 charge_id=outcome.charge_id if settled else None,
+                seen_at=seen_at,
             )
         except StateForbids:
             raise StripeUnavailable("hold_open") from None

@@ -20,6 +20,8 @@ from vault.rules import Money
 from vault.verdicts import HoldState, Verdict, judge, verdict_of
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from sqlalchemy import Engine
 
     from models.limits import Limits
@@ -176,11 +178,13 @@ class Holds:
         absent: bool = False,
         payment_intent_id: str | None = None,
         charge_id: str | None = None,
+        seen_at: datetime | None = None,
     ) -> Moved:
-        """Write down what somebody who asked Stripe found.
+        """Write down what somebody who asked Stripe found, at `seen_at` of the ledger's clock.
 
         `absent`: Stripe never executed the key, so that its window starts anew. Raises NotFound,
-        and StateForbids for a failure of a hold that is settled or still under way.
+        and StateForbids for a failure of a hold that is settled, still under way, or was sent
+        again since.
         """
         values = {
             "idempotency_key": idempotency_key,
@@ -188,6 +192,7 @@ class Holds:
             "outcome": "absent" if absent else f"resolved_{verdict}",
             "payment_intent_id": payment_intent_id,
             "charge_id": charge_id,
+            "seen_at": seen_at,
             **_NO_FORWARD,
             "forget": absent,
         }
@@ -196,9 +201,7 @@ class Holds:
             raise NotFound("no hold of this idempotency key")
         row = found[0]
         if row["id"] is None:
-            raise StateForbids(
-                "the hold is settled" if row["was"] == "settled" else "a forward is still open"
-            )
+            raise StateForbids(_why_not(row))
         return _moved(row)
 
     def list(
@@ -233,6 +236,12 @@ def _written(verdict: Verdict, outcome: Outcome) -> dict[str, Any]:
         "payment_intent_id": outcome.payment_intent_id,
         "charge_id": outcome.charge_id,
     }
+
+
+def _why_not(row: Mapping[str, Any]) -> str:
+    if row["was"] == "settled":
+        return "the hold is settled"
+    return "a forward is still open" if row["is_open"] else "it was sent again since it was seen"
 
 
 def _moved(row: Mapping[str, Any]) -> Moved:

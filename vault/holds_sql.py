@@ -187,17 +187,20 @@ RESOLVE: Final = text(f"""
     {_old("idempotency_key = :idempotency_key")},
     seen AS (
         SELECT old.*, old.state AS before, {_OTHER_OBJECT},
-            NOT {_NONE_OPEN} AS is_open FROM old, clock),
+            NOT {_NONE_OPEN} AS is_open,
+            COALESCE(old.last_sent_at > CAST(:seen_at AS timestamptz), false) AS is_newer
+        FROM old, clock),
     judged AS MATERIALIZED (
         SELECT *, CASE WHEN :verdict = 'settled' THEN 'settled' ELSE 'released' END AS next
         FROM seen
-        WHERE :verdict = 'settled' OR (before <> 'settled' AND NOT is_open)),
+        WHERE :verdict = 'settled' OR (before <> 'settled' AND NOT is_open AND NOT is_newer)),
     {_MOVED}
-    SELECT seen.is_open, seen.before AS was, judged.id, judged.before, judged.next,
+    SELECT seen.is_open, seen.is_newer, seen.before AS was, judged.id, judged.before, judged.next,
         judged.other_object
     FROM seen LEFT JOIN judged ON true""")
 """What somebody who asked Stripe says. A failure or an absence needs a hold that is neither
-settled nor under way."""
+settled nor under way, and that was not sent again since they asked: who slept in between knows
+nothing of that."""
 
 _OF_OBJECT: Final = """charge_key = :charge_key AND (
             payment_intent_id = CAST(:payment_intent_id AS text)

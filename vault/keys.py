@@ -33,7 +33,7 @@ KEY_FIELDS: Final = frozenset(
         "cap_cents",
     }
 )
-RESOLVE_FIELDS: Final = frozenset({"outcome", "payment_intent_id", "charge_id"})
+RESOLVE_FIELDS: Final = frozenset({"outcome", "payment_intent_id", "charge_id", "seen_at"})
 MAX_CAP_CENTS: Final = 2**63 - 1
 CENTS_IN_A_DOLLAR: Final = 100
 
@@ -150,6 +150,7 @@ class Admin:
                 absent=outcome == "absent",
                 payment_intent_id=_optional_id(given, "payment_intent_id"),
                 charge_id=_optional_id(given, "charge_id"),
+                seen_at=_optional_moment(given, "seen_at"),
             )
         except NotFound as error:
             raise AdminRefused(404, "hold_unknown", str(error)) from None
@@ -195,6 +196,24 @@ def _optional_id(given: Mapping[str, Any], name: str) -> str | None:
     return None if given.get(name) is None else _identity(given, name)
 
 
+def _optional_moment(given: Mapping[str, Any], name: str) -> datetime | None:
+    if given.get(name) is None:
+        return None
+    moment = _moment(given[name])
+    if moment is None:
+        raise AdminRefused(400, "invalid", f"{name} must be ISO 8601 with a zone")
+    return moment
+
+
+def _moment(given: object) -> datetime | None:
+    """None for what is no ISO 8601 text with a zone."""
+    try:
+        moment = datetime.fromisoformat(given) if isinstance(given, str) else None
+    except ValueError:
+        return None
+    return moment if moment is not None and moment.tzinfo is not None else None
+
+
 def _cap(given: Mapping[str, Any], currency: str) -> int | None:
     cap, dollars = given.get("cap_cents"), given.get("daily_usd_cap")
     if cap is None and dollars is not None:
@@ -229,15 +248,11 @@ def _endpoints(given: object) -> Sequence[str]:
 def _expires_at(given: object) -> datetime | None:
     if given is None:
         return None
-    moment: datetime | None = None
     if type(given) is int and 0 < given < 10**11:
-        moment = datetime.fromtimestamp(given, UTC)
-    elif isinstance(given, str):
-        try:
-            moment = datetime.fromisoformat(given)
-        except ValueError:
-            moment = None
-    if moment is None or moment.tzinfo is None:
+        moment: datetime | None = datetime.fromtimestamp(given, UTC)
+    else:
+        moment = _moment(given)
+    if moment is None:
         raise AdminRefused(400, "invalid", "expires_at must be ISO 8601 with a zone, or Unix time")
     if moment > datetime.now(UTC) + timedelta(seconds=MAX_KEY_LIFE_S):
         raise AdminRefused(400, "invalid", f"expires_at is at most {MAX_KEY_LIFE_S} s away")

@@ -72,6 +72,25 @@ def test_a_settled_hold_is_never_resolved_as_a_failure(vault: VaultProcess, book
     assert books.hold("c1")["state"] == "settled"
 
 
+def test_what_was_seen_before_the_last_send_releases_nothing(
+    vault: VaultProcess, stripe: Stripe, books: Books
+) -> None:
+    key = vault.issue()
+    before = books.now()
+    create_unheard(vault, stripe, key, "c1", stage="after_claim")
+    for outcome in ("failed", "absent"):
+        reply = vault.resolve("c1", outcome, seen_at=before.isoformat())
+        assert (reply.status, reply.code) == (409, "hold_not_resolvable")
+    for wrong in ("2026-09-01", "2026-09-01T00:00:00", "soon", 17):
+        assert vault.resolve("c1", "absent", seen_at=wrong).status == 400
+    assert books.hold("c1")["state"] != "released"
+    assert vault.resolve("c1", "absent", seen_at=books.now().isoformat()).status == 200
+    assert books.hold("c1")["state"] == "released"
+    # Money that was seen counts, whenever that was.
+    assert vault.resolve("c1", "settled", seen_at=before.isoformat()).status == 200
+    books.check()
+
+
 def test_a_hold_under_way_is_not_resolved_as_a_failure(
     vault: VaultProcess, stripe: Stripe, books: Books
 ) -> None:

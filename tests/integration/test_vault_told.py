@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
 from models.errors import ChargebridgeError
 from models.keys import charge_key
+from models.outcomes import Outcome
+from models.records import Record
 from models.states import State
 from models.vault_wire import VaultWire
 from tasks.manual import Manual
@@ -50,6 +53,34 @@ def test_a_look_up_goes_through_the_vault_and_tells_it_first(
     assert later(vaulted_worker, "cus_absent") == State.CHARGED
     assert budget(books) == (2 * AMOUNT, 0)
     books.check()
+
+
+def test_a_look_up_that_slept_lets_go_of_nothing_that_was_sent_meanwhile(
+    vaulted_worker: Worker, books: Books, stripe: Stripe
+) -> None:
+    """Two find that nothing was executed; one sleeps before it says so, the other sends again."""
+
+    class Sleeper(VaultHolds):
+        awake = False
+
+        def tell(self, record: Record, outcome: Outcome, *given: Any, **named: Any) -> None:
+            if not self.awake:
+                self.awake = True
+                assert outcome.error_code == "absent"
+                assert later(vaulted_worker, "cus_processing_1", 60) == State.RESERVED
+                assert later(vaulted_worker, "cus_processing_1", 60) == State.PROCESSING
+            super().tell(record, outcome, *given, **named)
+
+    stripe.fault("reset", stage="before", customer="cus_processing_1")
+    assert charge(vaulted_worker, "cus_processing_1") == State.SENT
+    vaulted_worker.pass_time(21 * 3600)
+    sleeper = Sleeper.from_settings(vaulted_worker.here.settings)
+    vaulted_worker.flow.look_up.holds = sleeper
+    vaulted_worker.drive("cus_processing_1")
+    assert sleeper.awake
+    assert vaulted_worker.record("cus_processing_1").state is State.PROCESSING
+    assert budget(books) == (0, AMOUNT), "the pending debit is still held"
+    sleeper.close()
 
 
 def test_an_open_intent_keeps_its_hold_until_it_is_known_what_became_of_it(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -224,6 +225,11 @@ class Books:
 
     def keys(self) -> list[dict[str, Any]]:
         return self._rows("SELECT * FROM vault_keys ORDER BY id")
+
+    def now(self) -> datetime:
+        """The ledger's clock."""
+        moment: datetime = self._rows("SELECT ledger_now() AS now")[0]["now"]
+        return moment
 
     def everything(self) -> str:
         """All rows of the vault's tables, as text."""
