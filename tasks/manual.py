@@ -5,7 +5,7 @@ Each decision is checked at Stripe first. Knows nothing of Celery.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
@@ -46,7 +46,9 @@ class Manual:
         namespace: str,
         *,
         holds: VaultHolds | None = None,
+        before_asking: Callable[[], None] = lambda: None,
     ) -> None:
+        """`before_asking` raises when what Stripe shows must not be believed here."""
         self.actions = actions
         self.ledger = ledger
         self.reads = reads
@@ -54,6 +56,7 @@ class Manual:
         self.namespace = namespace
         self.limits = actions.limits
         self.holds = holds
+        self.before_asking = before_asking
         self.earlier = EarlierObjects(ledger, reads, gateway, holds)
 
     # -- void ----------------------------------------------------------------------------
@@ -198,6 +201,7 @@ class Manual:
 
     def _clear(self, record: Record) -> Finding | None:
         """What earlier sends took; None when nothing did and nothing is open any more."""
+        self.before_asking()
         try:
             cleared = self.earlier.clear(record, boot_clock_s() + self.limits.call_s)
         except StripeUnavailable as error:
@@ -209,6 +213,7 @@ class Manual:
         return cleared.finding
 
     def _retrieve(self, endpoint: str, object_id: str) -> Mapping[str, Any]:
+        self.before_asking()
         try:
             item = self.gateway.retrieve(endpoint, object_id, boot_clock_s() + self.limits.call_s)
         except StripeUnavailable as error:

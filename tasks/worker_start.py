@@ -10,7 +10,7 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import Any, NoReturn
 
 import click
 from celery import signals
@@ -18,11 +18,6 @@ from celery import signals
 from models import faults
 from models.errors import ChargebridgeError, ConfigurationError
 from models.logs import configure_logging
-
-if TYPE_CHECKING:
-    from tasks.runtime import Runtime
-
-ACCOUNT_CALL_S: Final = 5.0
 
 logger = logging.getLogger(__name__)
 _role = "celery"
@@ -96,6 +91,7 @@ def _exit(line: str) -> NoReturn:
 def check_worker(app: Any) -> None:
     """All that a worker insists on. Raises ConfigurationError or LedgerUnavailable."""
     from models.database import check_database  # noqa: PLC0415 - beat and commands need none of it
+    from tasks.deployment import pin_deployment  # noqa: PLC0415
     from tasks.runtime import build_runtime  # noqa: PLC0415
     from tasks.unrevokable import refuse_revocation  # noqa: PLC0415
 
@@ -127,24 +123,3 @@ def check_broker(app: Any) -> None:
         raise ConfigurationError(
             f"CELERY_BROKER_URL: the broker does not answer ({type(error).__name__})"
         ) from None
-
-
-def pin_deployment(runtime: Runtime) -> None:
-    """Hold namespace, Stripe mode and account against what this database was started with.
-
-    Raises ConfigurationError for one that differs.
-    """
-    from models.deployment import livemode_of  # noqa: PLC0415
-    from models.ledger import boot_clock_s  # noqa: PLC0415
-    from tasks.errors import StripeUnavailable  # noqa: PLC0415
-
-    settings = runtime.settings
-    try:
-        account_id = runtime.gateway.account_id(boot_clock_s() + ACCOUNT_CALL_S)
-    except StripeUnavailable as error:
-        # A start during an outage of Stripe's must not fail; the next start checks again.
-        logger.warning("account_not_read", extra={"error_code": error.code})
-        account_id = None
-    runtime.ledger.pin_deployment(
-        settings.charge_namespace, livemode_of(settings.stripe_api_key), account_id
-    )

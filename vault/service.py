@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import json
 import logging
 import signal
 import ssl
+from functools import partial
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from models.billing_runs import BillingRuns
 from models.database import check_database, make_engine
-from models.deployment import pin_mode
+from models.deployment import pin_upstream
 from models.errors import ConfigurationError, LedgerUnavailable
 from models.faults import enable
 from models.logs import configure_logging
+from models.replies import text_of
 from models.settings import load_settings
 from vault.app import ADMIN_THREADS, STOP_MARGIN_S, Vault
 from vault.forwarder import Forwarder
 from vault.holds import Holds
 from vault.keys import Admin
 from vault.metrics import Metrics
-from vault.upstream import Upstream
+from vault.rules import ForwardCall
+from vault.upstream import Broken, NotConnected, Upstream
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -32,6 +36,19 @@ if TYPE_CHECKING:
 DATABASE_CONNECTIONS: Final = 16
 """Statements are short: many more forwards than connections can be under way."""
 MIN_ADMIN_KEY_CHARACTERS: Final = 16
+ACCOUNT_CALL_S: Final = 5.0
+OK: Final = 200
+
+_ACCOUNT: Final = ForwardCall(
+    rule="GET /v1/account",
+    method="GET",
+    target="/v1/account",
+    body=None,
+    idempotency_key=None,
+    stripe_version=None,
+    endpoint="account",
+    money=None,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -43,8 +60,8 @@ def serve() -> None:
     tls = tls_context(settings)
     engine = make_engine(settings, pool_size=ADMIN_THREADS, name="chargebridge-vault")
     check_database(engine)
-    pin_mode(engine, settings.stripe_api_key)
     configure_logging("vault")
+    pin_upstream(engine, settings.stripe_api_key, partial(_account_id, settings))
     enable(settings.faults_dir or None)
     for warning in settings.warnings:
         logger.warning("limits_warning", extra={"detail": warning})
@@ -52,6 +69,20 @@ def serve() -> None:
         asyncio.run(_serve(settings, engine, tls))
     finally:
         engine.dispose()
+
+
+def _account_id(settings: Settings) -> str | None:
+    """The account of the key; None where Stripe does not say, which a start must survive."""
+    upstream = Upstream(settings.stripe_api_base, settings.stripe_api_key, ACCOUNT_CALL_S)
+    try:
+        reply = upstream.exchange(_ACCOUNT, before_write=lambda: None)
+        found = json.loads(reply.body) if reply.status == OK else None
+    except (NotConnected, Broken, ValueError) as error:
+        logger.warning("account_not_read", extra={"error": type(error).__name__})
+        return None
+    finally:
+        upstream.close()
+    return text_of(found) if isinstance(found, dict) else None
 
 
 def check_settings(settings: Settings) -> None:

@@ -109,13 +109,14 @@ def recover(ctx: click.Context, since: datetime, force: bool, as_json: bool) -> 
         _refuse_with_workers(need_app(ctx))
     with ledger_engine(ctx) as (settings, _):
         from models.ledger_actions import LedgerActions  # noqa: PLC0415 - heavy
+        from tasks.deployment import check_account  # noqa: PLC0415 - heavy
         from tasks.operators import operator_of  # noqa: PLC0415 - heavy
         from tasks.recover import Recovery  # noqa: PLC0415 - heavy
         from tasks.runtime import build_runtime  # noqa: PLC0415 - heavy
 
         here = build_runtime(settings)
         try:
-            here.ledger.pin_deployment(settings.charge_namespace)
+            check_account(here)
             actions = LedgerActions(here.engine, settings.limits, operator_of(settings))
             done = Recovery(actions, here.gateway, settings.charge_namespace).run(since)
         finally:
@@ -147,6 +148,7 @@ def _refuse_with_workers(app: Any) -> None:
 def _manual(ctx: click.Context) -> Iterator[Manual]:
     with ledger_engine(ctx) as (settings, _):
         from models.ledger_actions import LedgerActions  # noqa: PLC0415 - heavy
+        from tasks.deployment import check_account, check_names  # noqa: PLC0415 - heavy
         from tasks.manual import Manual  # noqa: PLC0415 - heavy
         from tasks.operators import operator_of  # noqa: PLC0415 - heavy
         from tasks.runtime import build_runtime  # noqa: PLC0415 - heavy
@@ -154,6 +156,7 @@ def _manual(ctx: click.Context) -> Iterator[Manual]:
         here = build_runtime(settings)
         actions = LedgerActions(here.engine, settings.limits, operator_of(settings))
         try:
+            check_names(here)
             yield Manual(
                 actions,
                 here.ledger,
@@ -161,6 +164,7 @@ def _manual(ctx: click.Context) -> Iterator[Manual]:
                 here.gateway,
                 settings.charge_namespace,
                 holds=here.holds,
+                before_asking=lambda: check_account(here),
             )
         finally:
             here.close()

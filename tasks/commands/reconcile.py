@@ -68,12 +68,14 @@ def reconcile(ctx: click.Context, /, billing_run: str, **given: Any) -> None:
     if given["as_json"] and given["as_csv"]:
         raise click.UsageError("--json or --csv")
     with ledger_engine(ctx) as (settings, _):
+        from tasks.deployment import check_account  # noqa: PLC0415 - heavy
         from tasks.operators import operator_of  # noqa: PLC0415 - heavy
         from tasks.reconcile import reconciliation  # noqa: PLC0415 - heavy
         from tasks.runtime import build_runtime  # noqa: PLC0415 - heavy
 
         here = build_runtime(settings)
         try:
+            check_account(here)
             with reconciliation(here, billing_run, operator_of(settings)) as work:
                 _reconcile(work, given)
         finally:

@@ -278,7 +278,7 @@ def test_a_worker_that_cannot_make_its_checks_does_not_start_without_them(
 
 def test_a_worker_starts_while_stripe_is_away(role: RoleStarter) -> None:
     worker = role("worker", STRIPE_API_BASE=f"http://127.0.0.1:{free_port()}")
-    assert re.search(r"Z WARNING \S+ tasks\.worker_start account_not_read", worker.log())
+    assert re.search(r"Z WARNING \S+ tasks\.deployment account_not_read", worker.log())
 
 
 def _start_worker(environment: dict[str, str]) -> tuple[int, str]:

@@ -6,8 +6,6 @@ import contextlib
 import json
 import socket
 import ssl
-import subprocess
-import sys
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
@@ -21,9 +19,15 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from models.ledger import Ledger
-from sandbox import binaries
 from tests.support.stripe import Stripe
-from tests.support.vault import ADMIN_KEY, Books, VaultProcess, VaultStarter, create_fields
+from tests.support.vault import (
+    ADMIN_KEY,
+    Books,
+    VaultProcess,
+    VaultStarter,
+    create_fields,
+    refused_start,
+)
 from vault.limiter import FAILURES
 
 UPSTREAM_KEY = "sk_test_upstream"
@@ -312,24 +316,6 @@ def test_a_key_of_another_mode_than_the_first_does_not_start(
     assert "STRIPE_API_KEY (live or test mode) is not the one" in refused_start(live)
     vault.stop()
     vault_starter(STRIPE_API_KEY="rk_test_2")
-
-
-def refused_start(env: dict[str, str]) -> str:
-    """The one line of a vault that must not start."""
-    done = subprocess.run(
-        [sys.executable, "-m", "vault", "serve"],
-        cwd=binaries.CHECKOUT,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert "Traceback" not in done.stderr
-    line = done.stderr.strip().splitlines()[-1]
-    assert line.startswith("chargebridge: ")
-    return line
 
 
 def certificate(folder: Path) -> tuple[Path, Path]:

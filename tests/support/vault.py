@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
@@ -348,3 +349,21 @@ def vault(vault_starter: VaultStarter) -> VaultProcess:
 @pytest.fixture
 def books(engine: Engine) -> Books:
     return Books(engine)
+
+
+def refused_start(env: dict[str, str]) -> str:
+    """The one line of a vault that must not start."""
+    done = subprocess.run(
+        [sys.executable, "-m", "vault", "serve"],
+        cwd=binaries.CHECKOUT,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    line = done.stderr.strip().splitlines()[-1]
+    assert line.startswith("chargebridge: ")
+    return line
