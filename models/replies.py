@@ -17,23 +17,35 @@ BROKEN: Final = Reply(kind=ReplyKind.BROKEN, error_code="no_readable_reply")
 
 
 def read_reply(
-    endpoint: str, status: int | None, headers: Mapping[str, str] | None, data: object
+    endpoint: str,
+    status: int | None,
+    headers: Mapping[str, str] | None,
+    data: object,
+    *,
+    charge_key: str | None = None,
 ) -> Reply:
     """What one exchange on `endpoint` came to. `data` is the decoded body, None if not JSON.
 
     A reply that is not the object or the error envelope that was to be expected proves nothing:
-    something between us and Stripe may have written it.
+    something between us and Stripe may have written it. Nor does one that shows another charge
+    than `charge_key`: it is the answer to somebody else.
     """
     if status is None or headers is None or not isinstance(data, Mapping):
         return BROKEN
     if 200 <= status < 300:
-        if data.get("object") != OBJECT_NAMES.get(endpoint):
+        if data.get("object") != OBJECT_NAMES.get(endpoint) or _is_anothers(data, charge_key):
             return BROKEN
         return _success(status, headers, data)
     error = data.get("error")
-    if not isinstance(error, Mapping):
+    if not isinstance(error, Mapping) or _is_anothers(error.get("payment_intent"), charge_key):
         return BROKEN
     return _refusal(status, headers, error)
+
+
+def _is_anothers(shown: object, charge_key: str | None) -> bool:
+    metadata = shown.get("metadata") if isinstance(shown, Mapping) else None
+    key = metadata.get("charge_key") if isinstance(metadata, Mapping) else None
+    return charge_key is not None and key is not None and key != charge_key
 
 
 def _success(status: int, headers: Mapping[str, str], data: Mapping[str, Any]) -> Reply:

@@ -27,6 +27,7 @@ from tasks.errors import DeadlinePassed
 
 MAX_REPLY_BYTES: Final = 8 * 1024 * 1024
 CHUNK_BYTES: Final = 16 * 1024
+FIRST_FINAL_STATUS: Final = 200
 MAX_IDLE_S: Final = 20.0
 """A kept connection that rested longer is not trusted: its server may be closing it just now."""
 POOL_SIZE: Final = 32
@@ -220,6 +221,9 @@ class DeadlineClient(stripe.HTTPClient):
 
 
 def _read(response: urllib3.BaseHTTPResponse) -> bytes:
+    if response.status < FIRST_FINAL_STATUS:
+        # Taken for the reply, it would leave the real one to be read as the next call's.
+        raise OSError("an interim reply")
     parts: list[bytes] = []
     size = 0
     for part in response.stream(CHUNK_BYTES):

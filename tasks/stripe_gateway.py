@@ -148,7 +148,8 @@ class StripeGateway:
         except Exception:
             # Whatever broke, only the write decides what it proves.
             return BROKEN if call.began_to_write else _NOT_CONNECTED
-        reply = read_reply(request.endpoint, *answer)
+        charge_key = request.params.get("metadata", {}).get("charge_key")
+        reply = read_reply(request.endpoint, *answer, charge_key=charge_key)
         self._heed(reply.http_status, reply.error_code)
         return reply
 
@@ -194,7 +195,8 @@ class StripeGateway:
     ) -> Mapping[str, Any] | None:
         """One intent or charge; None if there is none. Raises StripeUnavailable."""
         found = self._get(f"/v1/{endpoint}/{object_id}", {}, deadline_s)
-        if found is not None and found.get("object") != OBJECT_NAMES[endpoint]:
+        shown = None if found is None else (found.get("object"), found.get("id"))
+        if shown is not None and shown != (OBJECT_NAMES[endpoint], object_id):
             raise StripeUnavailable("unexpected_object")
         return found
 

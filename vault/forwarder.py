@@ -139,7 +139,13 @@ class Forwarder:
     def _read(self, call: ForwardCall, reply: UpstreamReply) -> tuple[Reply, Answer]:
         judged = BROKEN
         if call.method == "POST":
-            judged = read_reply(call.endpoint, reply.status, reply.headers, _json(reply.body))
+            judged = read_reply(
+                call.endpoint,
+                reply.status,
+                reply.headers,
+                _json(reply.body),
+                charge_key=call.money.charge_key if call.money else None,
+            )
         elif 200 <= reply.status < 300:
             judged = Reply(ReplyKind.ANSWER)
         return judged, self._passed_on(reply)

@@ -39,7 +39,7 @@ MIN_ADMIN_KEY_CHARACTERS: Final = 16
 ACCOUNT_CALL_S: Final = 5.0
 OK: Final = 200
 
-_ACCOUNT: Final = ForwardCall(
+READ_ACCOUNT: Final = ForwardCall(
     rule="GET /v1/account",
     method="GET",
     target="/v1/account",
@@ -75,7 +75,7 @@ def _account_id(settings: Settings) -> str | None:
     """The account of the key; None where Stripe does not say, which a start must survive."""
     upstream = Upstream(settings.stripe_api_base, settings.stripe_api_key, ACCOUNT_CALL_S)
     try:
-        reply = upstream.exchange(_ACCOUNT, before_write=lambda: None)
+        reply = upstream.exchange(READ_ACCOUNT, before_write=lambda: None)
         found = json.loads(reply.body) if reply.status == OK else None
     except (NotConnected, Broken, ValueError) as error:
         logger.warning("account_not_read", extra={"error": type(error).__name__})

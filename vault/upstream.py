@@ -28,6 +28,7 @@ from vault.rules import FORM, ForwardCall
 MAX_REPLY_BYTES: Final = 8 * 1024 * 1024
 MAX_IDLE_S: Final = 20.0
 """A kept connection that rested longer may be closed by the other side at any moment."""
+FIRST_FINAL_STATUS: Final = 200
 KEY_ID_LENGTH: Final = 16
 USER_AGENT: Final = "chargebridge-vault"
 _KEPT_HEADERS: Final = {
@@ -101,6 +102,11 @@ def _left_s(deadline_s: float) -> float:
     if left_s <= 0:
         raise TimeoutError("the deadline has passed")
     return left_s
+
+
+def _on_one_line(value: str) -> str:
+    """A header's value as it may go on to the client: a folded one would not be written at all."""
+    return " ".join("".join(c if c.isprintable() else " " for c in value).split())
 
 
 def _has_ended(sock: socket.socket) -> bool:
@@ -195,13 +201,16 @@ class Upstream:
         response_class = partial(_Response, deadline_s=deadline_s)
         connection.response_class = cast("type[_Response]", response_class)
         response = connection.getresponse()
+        if response.status < FIRST_FINAL_STATUS:
+            # Taken for the reply, it would leave the real one to be read as the next call's.
+            raise ValueError("an interim reply")
         if response.length is None and not response.chunked:
             raise ValueError("the reply has no length: a cut one would look whole")
         body = response.read(MAX_REPLY_BYTES)
         if response.length or not response.isclosed():
             raise ValueError("the reply was cut, or is too long")
         kept = ((_KEPT_HEADERS.get(name.lower()), value) for name, value in response.getheaders())
-        headers = {name: value for name, value in kept if name is not None}
+        headers = {name: _on_one_line(value) for name, value in kept if name is not None}
         return UpstreamReply(response.status, headers, body)
 
     def _headers(self, call: ForwardCall) -> dict[str, str]:

@@ -212,6 +212,20 @@ def test_a_kept_connection_that_breaks_under_the_second_request_is_unknown_and_n
     assert len(server.requests) == 2
 
 
+@pytest.mark.parametrize("status", [102, 103])
+def test_an_interim_reply_is_no_answer_and_its_final_one_is_not_the_next_calls(
+    status: int,
+) -> None:
+    interim = raw(f"HTTP/1.1 {status} Early\r\nLink: </x>\r\n\r\n".encode())
+    with serving(interim, reply(200, {**INTENT, "id": "pi_2"})) as server:
+        with gateway_to(server.url) as gateway:
+            deadline_s = boot_clock_s() + 5
+            first = gateway.create(REQUEST, deadline_s, agree)
+            second = gateway.create(REQUEST, deadline_s, agree)
+        assert (first.kind, second.payment_intent_id) == (ReplyKind.BROKEN, "pi_2")
+        assert server.connections == 2
+
+
 def test_what_is_left_of_a_broken_reply_is_not_read_as_the_next_one() -> None:
     late = raw(OK + b" " * 150)
     with serving(late, reply(200, INTENT)) as server, gateway_to(server.url) as gateway:

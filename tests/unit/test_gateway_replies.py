@@ -48,6 +48,18 @@ def test_a_decline_keeps_its_codes_and_its_intent() -> None:
     assert len(seen.error_message or "") == 300
 
 
+@pytest.mark.parametrize(
+    ("charge_key", "kind"), [("c1", ReplyKind.ANSWER), ("c2", ReplyKind.BROKEN)]
+)
+def test_the_answer_to_another_charge_proves_nothing(charge_key: str, kind: ReplyKind) -> None:
+    request = replace(REQUEST, params={"amount": 2500, "metadata": {"charge_key": "c1"}})
+    intent = {**INTENT, "metadata": {"charge_key": charge_key}}
+    declined = {"type": "card_error", "code": "card_declined", "payment_intent": intent}
+    for answer in (reply(200, intent), reply(402, {"error": declined})):
+        with serving(answer) as server:
+            assert create(server.url, request=request).kind is kind
+
+
 def test_the_message_of_a_refused_key_quotes_it_and_is_dropped() -> None:
     error = {"type": "invalid_request_error", "message": f"Invalid API Key provided: {KEY}"}
     with serving(reply(401, {"error": error})) as server:

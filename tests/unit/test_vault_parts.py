@@ -10,12 +10,13 @@ import pytest
 from models.errors import ConfigurationError
 from models.outcomes import OutcomeKind
 from models.settings import load_settings
+from tests.unit.scripted_server import raw, reply, serving
 from vault.answers import Answer, Refused
 from vault.forwarder import seen_object
 from vault.limiter import FAILURES, MAX_ADDRESSES, WINDOW_S, FailureLimiter, KnownKeys
 from vault.rules import ForwardCall
-from vault.service import check_settings, is_loopback, tls_context
-from vault.upstream import Upstream
+from vault.service import READ_ACCOUNT, check_settings, is_loopback, tls_context
+from vault.upstream import Broken, Upstream
 from vault.verdicts import Verdict, judge, verdict_of
 
 
@@ -226,6 +227,25 @@ def test_settings_of_the_vault_are_checked(setting: str, value: str) -> None:
 def test_loopback_is_what_only_this_machine_is() -> None:
     assert all(map(is_loopback, ("127.0.0.1", "127.9.9.9", "::1", "[::1]", "localhost")))
     assert not any(map(is_loopback, ("0.0.0.0", "::", "10.0.0.1", "localhost.example.com", "")))
+
+
+def test_an_interim_reply_is_no_answer_and_its_final_one_is_not_the_next_calls() -> None:
+    interim = raw(b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n")
+    with serving(interim, reply(200, {"id": "pi_2"})) as server:
+        upstream = Upstream(server.url, "sk_test_1", 5)
+        with pytest.raises(Broken):
+            upstream.exchange(READ_ACCOUNT, lambda: None)
+        assert json.loads(upstream.exchange(READ_ACCOUNT, lambda: None).body) == {"id": "pi_2"}
+        assert server.connections == 2
+        upstream.close()
+
+
+def test_a_folded_header_goes_on_to_the_client_in_one_line() -> None:
+    folded = b"HTTP/1.1 200 OK\r\nRequest-Id: req\r\n 1\x0b2\r\nContent-Length: 2\r\n\r\n{}"
+    with serving(raw(folded)) as server:
+        upstream = Upstream(server.url, "sk_test_1", 5)
+        assert upstream.exchange(READ_ACCOUNT, lambda: None).headers == {"Request-Id": "req 1 2"}
+        upstream.close()
 
 
 def test_the_account_key_is_known_by_a_digest_and_taken_out_of_what_stripe_says() -> None:
