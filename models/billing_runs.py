@@ -7,6 +7,7 @@ spend twice. Several currencies are several budgets and are never summed.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -16,11 +17,14 @@ from sqlalchemy import TextClause
 
 from models import billing_runs_sql as sql
 from models.database import rows
-from models.errors import NotFound, StateForbids
+from models.errors import LedgerUnavailable, NotFound, StateForbids
 from models.money import cap_cents, fold_currency
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine, RowMapping
+
+MAX_CLOSING_S: Final = 60.0
+"""Closing takes two statements; what is `closing` for so long was abandoned."""
 
 
 class RunState(StrEnum):
@@ -222,19 +226,34 @@ class BillingRuns:
     def close(self, billing_run: str, currency: str) -> Run:
         """Close a run with nothing left in it; raises StateForbids, and the run is open again.
 
-        A late event is then `blocked`.
+        A late event is then `blocked`. Whatever else ends it, the run is open again as well: at
+        once, or by `reopen_abandoned` for a process that was killed.
         """
         run = self.get(billing_run, currency)
         if run.state is RunState.CLOSED:
             return run
         self._rows(sql.BEGIN_CLOSING, {"id": run.id} | self._audit("closing", None))
-        closed = self._rows(sql.CLOSE, {"id": run.id} | self._audit("close", None))
+        try:
+            closed = self._rows(sql.CLOSE, {"id": run.id} | self._audit("close", None))
+            left = "" if closed else self._left(run)
+        except BaseException:
+            # Ctrl-C too: a run that stayed `closing` would take no new charge, without end.
+            with suppress(LedgerUnavailable):
+                self._open_again(run, "closing was broken off")
+            raise
         if closed:
             return _run(closed[0])
-        left = self._left(run)
-        again = {"id": run.id, "from_state": RunState.CLOSING}
-        self._rows(sql.REOPEN, again | self._audit("reopen", left))
+        self._open_again(run, left)
         raise StateForbids(f"the run cannot be closed: {left}")
+
+    def _open_again(self, run: Run, why: str) -> None:
+        again = {"id": run.id, "from_state": RunState.CLOSING}
+        self._rows(sql.REOPEN, again | self._audit("reopen", why))
+
+    def reopen_abandoned(self) -> int:
+        """Open again what somebody began to close and did not end, for the sweep; how many."""
+        values = {"closing_s": MAX_CLOSING_S} | self._audit("reopen", "closing was abandoned")
+        return len(self._rows(sql.REOPEN_ABANDONED, values))
 
     def reopen(self, billing_run: str, currency: str, reason: str) -> Run:
         """Open a closed run again, with the cap it had. Raises StateForbids for any other."""

@@ -48,6 +48,13 @@ REOPEN: Final = _audited("""
     UPDATE billing_runs SET state = 'open', closed_at = NULL, updated_at = ledger_now()
     WHERE id = :id AND state = :from_state""")
 
+REOPEN_ABANDONED: Final = _audited("""
+    UPDATE billing_runs r SET state = 'open', updated_at = ledger_now()
+    WHERE state = 'closing' AND NOT EXISTS (
+        SELECT FROM billing_run_events e
+        WHERE e.run_id = r.id AND e.move = 'closing'
+            AND e.at > ledger_now() - make_interval(secs => :closing_s))""")
+
 BEGIN_CLOSING: Final = _audited("""
     UPDATE billing_runs SET state = 'closing', updated_at = ledger_now()
     WHERE id = :id AND state IN ('open', 'closing')""")

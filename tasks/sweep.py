@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from kombu.exceptions import OperationalError
 
+from models.billing_runs import BillingRuns
 from models.errors import LedgerUnavailable
 from models.keys import KEY_LENGTH
 from models.ledger_actions import LedgerActions
@@ -32,9 +33,9 @@ BATCH: Final = 100
 MAX_PUBLISHED: Final = 2_000
 """Of one run; the next one goes on where it matters, with what is due then."""
 STUCK_FACTOR: Final = 4
+"""A record that is unsettled for this many times the proof of absence is worth a person's look."""
 STUCK_PAUSE_S: Final = 60.0
 """Between two alarms of one process: each sweep would ring again."""
-"""A record that is unsettled for this many times the proof of absence is worth a person's look."""
 
 logger = logging.getLogger(__name__)
 
@@ -134,6 +135,7 @@ def sweep() -> str:
             waiting=charges_waiting,
             max_depth=here.settings.bridge_max_queue_depth,
         )
+        BillingRuns(here.engine, here.ledger.actor).reopen_abandoned()
         published = work.run(_any_key())
         actions = LedgerActions(here.engine, here.settings.limits, here.ledger.actor)
         polled = Polling(actions, here.gateway, here.holds).run()

@@ -9,19 +9,31 @@ from typing import Any
 
 import pytest
 from cryptography.fernet import Fernet
+from sqlalchemy import text
 from sqlalchemy.engine import Engine
 
-from models.billing_runs import BillingRuns, RunState
-from models.errors import AmountRefused, ConfigurationError, NotFound, StateForbids
+from models import billing_runs_sql
+from models.billing_runs import MAX_CLOSING_S, BillingRuns, RunState
+from models.database import rows
+from models.errors import (
+    AmountRefused,
+    ConfigurationError,
+    LedgerUnavailable,
+    NotFound,
+    StateForbids,
+)
 from models.ledger import Ledger, Retry
 from models.outcomes import OutcomeKind
 from models.run_keys import RunKeys
 from models.vault_wire import VaultUnavailable, VaultWire
+from sandbox import clock
 from sandbox.ports import free_port
 from tests.support.commands import Commands
 from tests.support.ledgers import claimed, event, new_record, outcome
+from tests.support.roles import RoleStarter
 from tests.support.stripe import Stripe
 from tests.support.vault import ADMIN_KEY, RUN, Books, VaultProcess
+from tests.support.waiting import wait_until
 
 EXPECTED = 100_000
 CAP = 110_000
@@ -147,6 +159,31 @@ def test_a_run_closes_only_when_nothing_is_left_in_it(
     assert vault.create(key, "c2").status == 200
     with pytest.raises(StateForbids, match="not closed"):
         runs.reopen(RUN, "usd", "x")
+
+
+def test_closing_that_breaks_off_leaves_the_run_open(runs: BillingRuns, engine: Engine) -> None:
+    runs.open(RUN, "usd", EXPECTED)
+    with engine.connect() as other:
+        other.execute(text("BEGIN"))
+        other.execute(text("LOCK TABLE vault_holds IN ACCESS EXCLUSIVE MODE"))
+        with pytest.raises(LedgerUnavailable):
+            runs.close(RUN, "usd")
+        assert runs.get(RUN, "usd").state is RunState.OPEN
+        other.execute(text("ROLLBACK"))
+    assert runs.close(RUN, "usd").state is RunState.CLOSED
+
+
+def test_a_run_whose_closer_was_killed_is_opened_again_after_a_while(
+    runs: BillingRuns, engine: Engine, database_url: str, role: RoleStarter
+) -> None:
+    run = runs.open(RUN, "usd", EXPECTED)
+    begun = {"id": run.id, "move": "closing", "actor": "killed", "reason": None}
+    rows(engine, billing_runs_sql.BEGIN_CLOSING, begun)
+    assert runs.reopen_abandoned() == 0
+    clock.advance(database_url, MAX_CLOSING_S)
+    role("worker-control")
+    role("beat")
+    wait_until(lambda: runs.get(RUN, "usd").state is RunState.OPEN, 20, "the sweep opens it again")
 
 
 def test_the_report_says_what_will_still_be_asked_for(
