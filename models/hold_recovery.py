@@ -24,12 +24,24 @@ BATCH: Final = 500
 _RECORDS: Final = text("""
     SELECT b.charge_key, b.customer_id, b.billing_period, b.attempt_epoch, b.amount_cents,
         b.state, b.payment_intent_id, b.charge_id, b.first_sent_at, b.last_sent_at,
-        r.id AS run_id
+        r.id AS run_id,
+        (SELECT a.endpoint FROM charge_attempts a
+         WHERE a.charge_key = b.charge_key AND a.attempt_epoch = b.attempt_epoch
+         ORDER BY a.id DESC LIMIT 1) AS endpoint
     FROM billing_records b
     JOIN billing_runs r ON r.billing_run = b.billing_run AND r.currency = b.currency
     WHERE b.charge_key > :after_key
         AND b.state IN ('charged', 'processing', 'requires_action', 'sent', 'review')
     ORDER BY b.charge_key LIMIT :batch""")
+
+_END_EARLIER: Final = text("""
+    UPDATE vault_holds SET state = 'released', outcome = 'recovered', updated_at = ledger_now()
+    WHERE charge_key = :charge_key AND attempt_epoch < :attempt_epoch
+        AND state IN ('reserved', 'sent', 'unknown')
+    RETURNING id""")
+"""What is still open of an earlier epoch is canceled before a later one is sent: only one of them
+can take money, and one hold is enough. Beside it the later one would have none, and its money
+would never be counted."""
 
 _HOLD: Final = text("""
     INSERT INTO vault_holds AS h (run_id, idempotency_key, charge_key, attempt_epoch, endpoint,
@@ -72,13 +84,20 @@ class Rebuilt:
     budgets: int
 
 
-def rebuild_holds(engine: Engine, namespace: str) -> Rebuilt:
+def rebuild_holds(engine: Engine, namespace: str, endpoint: str) -> Rebuilt:
     """A settled hold for every charged record, one that holds for every record not yet sure.
 
-    Raises LedgerUnavailable; run it again then.
+    `endpoint`: where a record whose calls were lost will be sent. Raises LedgerUnavailable; run
+    it again then.
     """
-    holds = sum(len(rows(engine, _HOLD, _hold(record, namespace))) for record in _records(engine))
+    holds = sum(_rebuild(engine, _hold(record, namespace, endpoint)) for record in _records(engine))
     return Rebuilt(holds, len(rows(engine, _BUDGETS, {})))
+
+
+def _rebuild(engine: Engine, hold: dict[str, Any]) -> int:
+    if hold["hold_state"] != "settled":
+        rows(engine, _END_EARLIER, hold)
+    return len(rows(engine, _HOLD, hold))
 
 
 def _records(engine: Engine) -> Iterator[dict[str, Any]]:
@@ -88,13 +107,17 @@ def _records(engine: Engine) -> Iterator[dict[str, Any]]:
         yield from (dict(row) for row in batch)
 
 
-def _hold(record: dict[str, Any], namespace: str) -> dict[str, Any]:
-    by_charge = record["payment_intent_id"] is None and record["charge_id"] is not None
+def _hold(record: dict[str, Any], namespace: str, endpoint: str) -> dict[str, Any]:
+    if record["payment_intent_id"] is not None:
+        endpoint = "payment_intents"
+    elif record["charge_id"] is not None:
+        endpoint = "charges"
     key = idempotency_key(
         record["customer_id"], record["billing_period"], record["attempt_epoch"], namespace
     )
     return record | {
         "idempotency_key": key,
-        "endpoint": "charges" if by_charge else "payment_intents",
+        # The vault takes a replay for another request if it goes elsewhere.
+        "endpoint": record["endpoint"] or endpoint,
         "hold_state": "settled" if record["state"] == "charged" else "unknown",
     }

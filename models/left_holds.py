@@ -23,7 +23,9 @@ _LEFT: Final = text("""
             h.payment_intent_id = b.payment_intent_id
             OR (h.payment_intent_id IS NULL AND h.charge_id = b.charge_id)
             OR (h.payment_intent_id IS NULL AND h.charge_id IS NULL
-                AND h.attempt_epoch = b.attempt_epoch))
+                AND h.attempt_epoch = b.attempt_epoch
+                AND NOT EXISTS (SELECT FROM vault_holds o
+                                WHERE o.charge_key = h.charge_key AND o.state = 'settled')))
         THEN 'settled' ELSE 'failed' END AS outcome
     FROM vault_holds h JOIN billing_records b ON b.charge_key = h.charge_key
     WHERE h.state IN ('reserved', 'sent', 'unknown') AND h.id > :after_id

@@ -34,6 +34,8 @@ class Alarm(StrEnum):
     """Redis does not answer: requests to Stripe go out without the shared limit."""
     RATE_LIMITED = "alarm_rate_limited"
     """Stripe refuses requests as too many: the limit is set too high, or others use it too."""
+    HOLD_MISSING = "alarm_hold_missing"
+    """Money was taken that the vault holds nothing for: its budget does not count it."""
     STUCK = "alarm_stuck"
     """The oldest unsettled record is older than it should ever be."""
 

@@ -53,7 +53,15 @@ class Recovered:
 class Recovery:
     """Recovers one ledger from one Stripe account."""
 
-    def __init__(self, actions: LedgerActions, gateway: StripeGateway, namespace: str) -> None:
+    def __init__(
+        self,
+        actions: LedgerActions,
+        gateway: StripeGateway,
+        namespace: str,
+        endpoint: str = PAYMENT_INTENTS,
+    ) -> None:
+        """`endpoint`: where charges are sent, STRIPE_CHARGE_API."""
+        self.endpoint = endpoint
         self.actions = actions
         self.gateway = gateway
         self.namespace = namespace
@@ -80,7 +88,7 @@ class Recovery:
             ) from None
         still_open = self.actions.recover_open(self._open.values())
         looked_up = self.actions.recover_unsettled(since)
-        rebuilt = rebuild_holds(self.actions.engine, self.namespace)
+        rebuilt = rebuild_holds(self.actions.engine, self.namespace, self.endpoint)
         logger.info("holds_rebuilt", extra={"holds": rebuilt.holds, "budgets": rebuilt.budgets})
         self.actions.end_recovery()
         return Recovered(len(self._seen), charged, still_open, looked_up, self._skipped)

@@ -15,6 +15,7 @@ from models.ledger import boot_clock_s
 from models.left_holds import left_holds
 from models.outcomes import Outcome, OutcomeKind
 from models.vault_wire import VaultUnavailable, VaultWire
+from tasks.alarms import Alarm, ring
 from tasks.errors import StripeUnavailable
 
 if TYPE_CHECKING:
@@ -105,9 +106,10 @@ class VaultHolds:
         seen_at: datetime | None = None,
     ) -> None:
         settled = word == "settled"
+        key = idempotency_key(*epoch_of, self._namespace)
         try:
-            wire.resolve(
-                idempotency_key(*epoch_of, self._namespace),
+            known = wire.resolve(
+                key,
                 word,
                 payment_intent_id=outcome.payment_intent_id if settled else None,
                 charge_id=outcome.charge_id if settled else None,
@@ -117,6 +119,8 @@ class VaultHolds:
             raise StripeUnavailable("hold_open") from None
         except VaultUnavailable:
             raise StripeUnavailable("vault_unavailable") from None
+        if settled and not known:
+            ring(Alarm.HOLD_MISSING, idempotency_key=key)
 
     def resolve_left(self, engine: Engine) -> int:
         """Resolve what settled records have left held, up to a limit; how many."""

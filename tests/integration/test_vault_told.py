@@ -7,10 +7,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 
 from models.errors import ChargebridgeError
 from models.keys import charge_key
-from models.outcomes import Outcome
+from models.outcomes import Outcome, OutcomeKind
 from models.records import Record
 from models.states import State
 from models.vault_wire import VaultWire
@@ -81,6 +82,21 @@ def test_a_look_up_that_slept_lets_go_of_nothing_that_was_sent_meanwhile(
     assert vaulted_worker.record("cus_processing_1").state is State.PROCESSING
     assert budget(books) == (0, AMOUNT), "the pending debit is still held"
     sleeper.close()
+
+
+def test_money_that_no_hold_counts_rings(
+    vaulted_worker: Worker, books: Books, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert charge(vaulted_worker, "cus_good_1") == State.CHARGED
+    with books.engine.connect() as connection:
+        connection.execute(text("DELETE FROM vault_holds"))
+    record = vaulted_worker.record("cus_good_1")
+    paid = Outcome(OutcomeKind.CHARGED, payment_intent_id=record.payment_intent_id)
+    vaulted_worker.here.holds.tell(record, paid)
+    assert "alarm_hold_missing" in caplog.text
+    caplog.clear()
+    vaulted_worker.here.holds.tell(record, Outcome(OutcomeKind.CARD_DECLINED))
+    assert "alarm" not in caplog.text
 
 
 def test_an_open_intent_keeps_its_hold_until_it_is_known_what_became_of_it(
