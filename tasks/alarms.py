@@ -36,6 +36,10 @@ class Alarm(StrEnum):
     """Stripe refuses requests as too many: the limit is set too high, or others use it too."""
     HOLD_MISSING = "alarm_hold_missing"
     """Money was taken that the vault holds nothing for: its budget does not count it."""
+    CLOCK = "alarm_clock"
+    """The database's clock is off, or was: windows and proofs are counted on it."""
+    EVENT_REFUSED = "alarm_event_refused"
+    """A publisher let in what this worker takes for no billing event: two versions or a bug."""
     STUCK = "alarm_stuck"
     """The oldest unsettled record is older than it should ever be."""
 

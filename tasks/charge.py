@@ -15,6 +15,7 @@ from models.events import BillingEvent, event_from_json
 from models.keys import charge_key as key_of
 from models.ledger import boot_clock_s
 from models.logs import describe_exception
+from models.money import MAX_TOTAL_CENTS
 from tasks.alarms import Alarm, ring
 from tasks.cancel_earlier import EarlierObjects
 from tasks.celery_app import app
@@ -76,10 +77,14 @@ def flow_of(here: Runtime) -> ChargeFlow:
 
 
 def checked_event(charge_key: str, event: dict[str, Any], here: Runtime) -> BillingEvent:
-    """The event, if it is one and the key is its own. Raises ChargeFailed."""
+    """The event, if it is one and the key is its own. Raises ChargeFailed.
+
+    The limit of an amount is the bridge's: what it has let in must not be left without a record.
+    """
     try:
-        decoded = event_from_json(event, max_amount_cents=here.settings.max_amount_cents)
+        decoded = event_from_json(event, max_amount_cents=MAX_TOTAL_CENTS)
     except EventRefused as refused:
+        ring(Alarm.EVENT_REFUSED, charge_key=charge_key, why=refused.detail)
         raise ChargeFailed(f"invalid_event: {refused.detail}") from None
     expected = key_of(decoded.customer_id, decoded.billing_period, here.settings.charge_namespace)
     if expected != charge_key:

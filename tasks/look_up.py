@@ -123,7 +123,9 @@ def list_charge(
     Of every endpoint that a call of this record used. Raises StripeUnavailable.
     """
     assert record.stripe_customer_id is not None, "a record that was sent has a customer"
-    since = int(record.created_at.timestamp()) - CLOCK_MARGIN_S
+    # A recovery has put the first send before all that is in doubt, the making of the row too.
+    begun = min(record.created_at, record.first_sent_at or record.created_at)
+    since = int(begun.timestamp()) - CLOCK_MARGIN_S
     seen: list[SeenObject] = []
     # Intents first: the charges that belong to them are the same money.
     for endpoint in sorted(_used(record, attempts), reverse=True):

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import logging
 import secrets
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from kombu.exceptions import OperationalError
 
 from models.billing_runs import BillingRuns
+from models.clocks import MAX_CLOCK_OFF_S, clock_off_s, written_in_the_future
 from models.errors import LedgerUnavailable
 from models.keys import KEY_LENGTH
 from models.ledger_actions import LedgerActions
@@ -26,6 +28,8 @@ from tasks.runtime import runtime
 from tasks.unrevokable import UnrevokableTask
 
 if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
     from models.ledger import Ledger
     from models.ledger_reads import LedgerReads
 
@@ -119,6 +123,13 @@ class Sweep:
             ring_seldom(Alarm.STUCK, STUCK_PAUSE_S, oldest_unsettled_s=round(oldest_s, 1))
 
 
+def watch_clock(engine: Engine, host_clock: Callable[[], float] = time.time) -> None:
+    """Ring while the database's clock is off, and while records stand from when it was."""
+    off_s = clock_off_s(engine, host_clock)
+    if abs(off_s) > MAX_CLOCK_OFF_S or written_in_the_future(engine):
+        ring_seldom(Alarm.CLOCK, STUCK_PAUSE_S, database_ahead_s=round(off_s, 1))
+
+
 def _any_key() -> str:
     return secrets.token_hex(KEY_LENGTH // 2)
 
@@ -135,6 +146,7 @@ def sweep() -> str:
             waiting=charges_waiting,
             max_depth=here.settings.bridge_max_queue_depth,
         )
+        watch_clock(here.engine)
         BillingRuns(here.engine, here.ledger.actor).reopen_abandoned()
         published = work.run(_any_key())
         actions = LedgerActions(here.engine, here.settings.limits, here.ledger.actor)

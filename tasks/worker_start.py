@@ -90,7 +90,8 @@ def _exit(line: str) -> NoReturn:
 
 def check_worker(app: Any) -> None:
     """All that a worker insists on. Raises ConfigurationError or LedgerUnavailable."""
-    from models.database import check_database  # noqa: PLC0415 - beat and commands need none of it
+    from models.clocks import check_clock  # noqa: PLC0415 - beat and commands need none of it
+    from models.database import check_database  # noqa: PLC0415
     from tasks.deployment import pin_deployment  # noqa: PLC0415
     from tasks.runtime import build_runtime  # noqa: PLC0415
     from tasks.unrevokable import refuse_revocation  # noqa: PLC0415
@@ -99,6 +100,7 @@ def check_worker(app: Any) -> None:
     try:
         check_broker(app)
         check_database(runtime.engine)
+        check_clock(runtime.engine)
         if runtime.reads.recovering():
             raise ConfigurationError(
                 "DATABASE_URL: a recovery is not finished; run `ledger recover` to its end"

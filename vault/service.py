@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from models.billing_runs import BillingRuns
+from models.clocks import check_clock
 from models.database import check_database, make_engine
 from models.deployment import pin_upstream
 from models.errors import ConfigurationError, LedgerUnavailable
@@ -60,6 +61,7 @@ def serve() -> None:
     tls = tls_context(settings)
     engine = make_engine(settings, pool_size=ADMIN_THREADS, name="chargebridge-vault")
     check_database(engine)
+    check_clock(engine)
     configure_logging("vault")
     pin_upstream(engine, settings.stripe_api_key, partial(_account_id, settings))
     enable(settings.faults_dir or None)

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
@@ -127,6 +128,16 @@ def test_nothing_is_charged_under_another_key_than_the_events_own(
     assert ledger.read("0" * 32).record is None
     assert len(stripe.charges()) == 1
     assert MARKER not in worker.log()
+
+
+def test_what_a_bridge_has_let_in_is_charged_whatever_the_workers_own_limit(
+    role: RoleStarter, publish: Publisher, ledger: Ledger
+) -> None:
+    """Guard: without a record nothing would ever show it, and its delivery would wait for ever."""
+    worker = role("worker", MAX_AMOUNT_CENTS="100")
+    publish(replace(event(), amount_cents=-1), key="0" * 32)
+    wait_settled(ledger, [publish(event())])
+    wait_until(lambda: "alarm_event_refused" in worker.log(), 10, "the refusal is told")
 
 
 def test_a_revoked_charge_is_charged_all_the_same(
