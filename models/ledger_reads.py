@@ -27,14 +27,20 @@ _ATTEMPTS: Final = text("""
     SELECT attempt_epoch, idempotency_key, endpoint, started_at, finished_at, outcome,
         http_status, stripe_request_id, replayed, error_code, payment_intent_id, charge_id
     FROM charge_attempts WHERE charge_key = :charge_key ORDER BY id""")
-OLDEST_UNSETTLED: Final = text("""
-    SELECT EXTRACT(EPOCH FROM ledger_now() - min(created_at))::double precision AS age_s
+_SINCE: Final = """COALESCE(
+        CASE WHEN attempt_epoch > 0 THEN (
+            SELECT max(at) FROM ledger_events e
+            WHERE e.charge_key = billing_records.charge_key AND e.move = 'recharge') END,
+        created_at)"""
+"""From when on a record is unsettled: one that is charged again was settled meanwhile."""
+OLDEST_UNSETTLED: Final = text(f"""
+    SELECT EXTRACT(EPOCH FROM ledger_now() - min({_SINCE}))::double precision AS age_s
     FROM billing_records WHERE state IN ('reserved', 'sent')""")
-_COUNT_UNSETTLED: Final = text("""
+_COUNT_UNSETTLED: Final = text(f"""
     SELECT count(*) AS records FROM (
         SELECT 1 FROM billing_records
         WHERE state IN ('reserved', 'sent')
-            AND created_at < ledger_now() - make_interval(secs => :age_s)
+            AND {_SINCE} < ledger_now() - make_interval(secs => :age_s)
         LIMIT :at_most) AS old""")
 _SETTLES: Final = text(f"""
     SELECT bool_or(to_state IN ({", ".join(f"'{state}'" for state in sorted(SETTLED))})) AS settles
@@ -115,12 +121,12 @@ class LedgerReads:
         return [dict(row) for row in self._rows(_ATTEMPTS, {"charge_key": charge_key})]
 
     def oldest_unsettled_s(self) -> float | None:
-        """Age in seconds of the oldest record that is not settled; None when all are."""
+        """For how long the oldest record that is not settled is so; None when all are settled."""
         age_s = self._rows(OLDEST_UNSETTLED, {})[0]["age_s"]
         return None if age_s is None else float(age_s)
 
     def count_unsettled(self, age_s: float, at_most: int) -> int:
-        """How many records are older than that and not settled; counted no further than told."""
+        """How many records are not settled for longer; counted no further than told."""
         values = {"age_s": age_s, "at_most": at_most}
         return int(self._rows(_COUNT_UNSETTLED, values)[0]["records"])
 

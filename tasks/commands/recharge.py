@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from models.errors import LedgerUnavailable
 from models.states import KNOWN_FAILURES, State
 from tasks.commands.console import Refused, json_option, ledger_engine, print_json, print_table
 
@@ -105,7 +106,14 @@ def _many(ctx: click.Context, given: dict[str, Any]) -> None:
             limit=given["limit"],
             dry_run=given["dry_run"],
         )
-        seen = list(lines)
+        seen: list[Line] = []
+        try:
+            seen.extend(lines)
+        except LedgerUnavailable:
+            # It went away half-way: what was started by then is started.
+            if seen:
+                _print_many(seen, given["as_json"])
+            raise
     _print_many(seen, given["as_json"])
     refused = sum(not line.done for line in seen)
     if refused:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import text
 
 from models.keys import charge_key
 from models.ledger_reads import LedgerReads
@@ -97,6 +99,39 @@ def test_what_cannot_be_is_one_line_and_changes_nothing(
 def test_wrong_usage_is_told_apart_from_a_refusal(celery: Commands) -> None:
     for arguments in [(), (DECLINED,), (DECLINED, PERIOD, "--period", PERIOD), ("--period", "x")]:
         assert celery.run("recharge", *arguments).returncode == 2
+
+
+def test_what_was_started_before_the_ledger_went_away_is_shown(
+    worker: Worker, celery: Commands
+) -> None:
+    customers = [f"cus_decline_insufficient_funds_{number}" for number in range(3)]
+    for customer in customers:
+        worker.charge(customer)
+    *first, last = sorted(customers, key=lambda customer: charge_key(customer, PERIOD))
+    with worker.here.engine.connect() as other:
+        other.execute(text("BEGIN"))
+        locked = "SELECT FROM billing_records WHERE customer_id = :last FOR UPDATE"
+        other.execute(text(locked), {"last": last})
+        ended = celery.run("recharge", "--period", PERIOD, "--state", "card_declined", "--json")
+        other.execute(text("ROLLBACK"))
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("chargebridge: the ledger did not answer")
+    assert [(row["customer_id"], row["result"]) for row in json.loads(ended.stdout)] == [
+        (customer, "started") for customer in first
+    ]
+
+
+def test_a_record_that_is_charged_again_is_unsettled_since_then(
+    worker: Worker, celery: Commands
+) -> None:
+    worker.charge(DECLINED)
+    worker.pass_time(10 * 86_400)
+    celery.done("recharge", DECLINED, PERIOD)
+    reads = LedgerReads(worker.here.engine)
+    assert reads.oldest_unsettled_s() == pytest.approx(0, abs=60)
+    assert reads.count_unsettled(60, 10) == 0
+    worker.pass_time(100)
+    assert reads.count_unsettled(60, 10) == 1
 
 
 def test_many_at_once_with_a_dry_run_a_limit_and_hard_declines_left_out(
