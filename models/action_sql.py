@@ -220,6 +220,15 @@ RECOVER_UNSETTLED: Final = text(f"""
     SELECT charge_key FROM moved""")
 """What was in flight when the restored copy was taken may have been sent any time since."""
 
+RECOVER_TIMES: Final = text(f"""
+    WITH {CLOCK}
+    UPDATE billing_records SET next_attempt_at = clock.now, updated_at = clock.now,
+        settled_at = LEAST(settled_at, clock.now)
+    FROM clock
+    WHERE state IN ('processing', 'requires_action') AND updated_at > clock.now
+    RETURNING charge_key""")
+"""An open intent that a clock which was ahead has written is asked about now, not years later."""
+
 START_RECOVERY: Final = text(
     "UPDATE deployment SET recovering_since = CAST(:since AS timestamptz) RETURNING namespace"
 )

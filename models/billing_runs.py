@@ -244,6 +244,9 @@ class BillingRuns:
         if closed:
             return _run(closed[0])
         self._open_again(run, left)
+        now = self.get(billing_run, currency)
+        if now.state is RunState.CLOSED:
+            return now  # somebody else closed it in between
         raise StateForbids(f"the run cannot be closed: {left}")
 
     def _open_again(self, run: Run, why: str) -> None:

@@ -16,15 +16,27 @@ from models.keys import idempotency_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from datetime import datetime
 
     from sqlalchemy import Engine
 
 BATCH: Final = 500
 
 _RECORDS: Final = text("""
-    SELECT b.charge_key, b.customer_id, b.billing_period, b.attempt_epoch, b.amount_cents,
+    SELECT b.charge_key, b.customer_id, b.billing_period, b.amount_cents,
         b.state, b.payment_intent_id, b.charge_id, b.first_sent_at, b.last_sent_at,
         r.id AS run_id,
+        COALESCE(
+            (SELECT h.attempt_epoch FROM vault_holds h
+             WHERE h.charge_key = b.charge_key AND (
+                h.payment_intent_id = b.payment_intent_id
+                OR (h.payment_intent_id IS NULL AND h.charge_id = b.charge_id))
+             ORDER BY h.state = 'released', h.id LIMIT 1),
+            (SELECT a.attempt_epoch FROM charge_attempts a
+             WHERE a.charge_key = b.charge_key AND (
+                a.payment_intent_id = b.payment_intent_id OR a.charge_id = b.charge_id)
+             ORDER BY a.id DESC LIMIT 1),
+            b.attempt_epoch) AS attempt_epoch,
         (SELECT a.endpoint FROM charge_attempts a
          WHERE a.charge_key = b.charge_key AND a.attempt_epoch = b.attempt_epoch
          ORDER BY a.id DESC LIMIT 1) AS endpoint
@@ -32,7 +44,23 @@ _RECORDS: Final = text("""
     JOIN billing_runs r ON r.billing_run = b.billing_run AND r.currency = b.currency
     WHERE b.charge_key > :after_key
         AND b.state IN ('charged', 'processing', 'requires_action', 'sent', 'review')
+        AND b.source <> 'import'
+        AND (b.updated_at >= CAST(:since AS timestamptz)
+             OR EXISTS (SELECT FROM vault_holds h WHERE h.charge_key = b.charge_key))
     ORDER BY b.charge_key LIMIT :batch""")
+"""Each with the epoch of its object: a recharge can have adopted an earlier one's. What was never
+held and has not moved since the copy was charged before there was a vault, and stays uncounted."""
+
+_NOT_IN_THE_FUTURE: Final = text("""
+    WITH clock AS MATERIALIZED (SELECT ledger_now() AS now)
+    UPDATE vault_holds SET updated_at = clock.now,
+        first_sent_at = LEAST(first_sent_at, clock.now),
+        last_sent_at = LEAST(last_sent_at, clock.now),
+        open_forwards = '{}', open_untils = '{}'
+    FROM clock
+    WHERE state IN ('reserved', 'sent', 'unknown') AND last_sent_at > clock.now
+    RETURNING id""")
+"""What a clock that was ahead has written would keep every word about a hold from being taken."""
 
 _END_EARLIER: Final = text("""
     UPDATE vault_holds SET state = 'released', outcome = 'recovered', updated_at = ledger_now()
@@ -84,13 +112,16 @@ class Rebuilt:
     budgets: int
 
 
-def rebuild_holds(engine: Engine, namespace: str, endpoint: str) -> Rebuilt:
+def rebuild_holds(engine: Engine, since: datetime, namespace: str, endpoint: str) -> Rebuilt:
     """A settled hold for every charged record, one that holds for every record not yet sure.
 
-    `endpoint`: where a record whose calls were lost will be sent. Raises LedgerUnavailable; run
-    it again then.
+    `since`: when the copy was taken; `endpoint`: where a record whose calls were lost will be
+    sent. Raises LedgerUnavailable; run it again then.
     """
-    holds = sum(_rebuild(engine, _hold(record, namespace, endpoint)) for record in _records(engine))
+    rows(engine, _NOT_IN_THE_FUTURE, {})
+    holds = sum(
+        _rebuild(engine, _hold(record, namespace, endpoint)) for record in _records(engine, since)
+    )
     return Rebuilt(holds, len(rows(engine, _BUDGETS, {})))
 
 
@@ -100,9 +131,10 @@ def _rebuild(engine: Engine, hold: dict[str, Any]) -> int:
     return len(rows(engine, _HOLD, hold))
 
 
-def _records(engine: Engine) -> Iterator[dict[str, Any]]:
+def _records(engine: Engine, since: datetime) -> Iterator[dict[str, Any]]:
     after_key = ""
-    while batch := rows(engine, _RECORDS, {"after_key": after_key, "batch": BATCH}):
+    given = {"since": since, "batch": BATCH}
+    while batch := rows(engine, _RECORDS, given | {"after_key": after_key}):
         after_key = batch[-1]["charge_key"]
         yield from (dict(row) for row in batch)
 

@@ -299,6 +299,10 @@ class LedgerActions:
                 return moved
             after_key = max(keys)
 
+    def recover_times(self) -> int:
+        """Have open intents polled that were written in the future; returns how many."""
+        return len(self._rows(sql.RECOVER_TIMES, {}))
+
     def end_recovery(self) -> None:
         """Let workers start again."""
         self._rows(sql.END_RECOVERY, {})

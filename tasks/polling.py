@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from models.ledger import boot_clock_s
-from models.lookups import SeenObject
+from models.lookups import Finding, SeenObject
 from models.outcomes import Outcome, OutcomeKind
 from models.states import TRANSITIONS, Move
 from tasks.alarms import Alarm, ring
@@ -72,13 +72,14 @@ class Polling:
     def _ask(self, record: Record, now: datetime, until_s: float | None) -> None:
         ids = {"charge_key": record.charge_key, "state": str(record.state)}
         try:
-            outcome, why = self._judged(record, now, until_s)
+            found = self._judged(record, now, until_s)
             if self.holds is not None:
-                self.holds.tell(record, outcome, seen_at=now)
+                self.holds.tell(record, found.outcome, found.epoch, seen_at=now)
         except StripeUnavailable as error:
             # It is held back for a while as it is: the next sweeps ask again.
             logger.warning("poll_not_answered", extra=ids | {"error_code": error.code})
             return
+        outcome, why = found.outcome, found.why
         written = self.actions.record_poll(record, outcome, why)
         if written is None or written.state is record.state:
             return
@@ -86,7 +87,7 @@ class Polling:
         if outcome.kind is OutcomeKind.UNRECOGNISED:
             ring(Alarm.REVIEW, charge_key=record.charge_key, why=why)
 
-    def _judged(self, record: Record, now: datetime, until_s: float | None) -> tuple[Outcome, str]:
+    def _judged(self, record: Record, now: datetime, until_s: float | None) -> Finding:
         seen = self._retrieve(record, until_s)
         if seen is None:
             return _review(record, "the open object is not at Stripe")
@@ -106,7 +107,8 @@ class Polling:
             since = record.settled_at or record.updated_at
             if now - since >= timedelta(seconds=self.limits.poll_for_s):
                 return _review(record, f"open for too long: {seen.status}")
-        return outcome, f"found {seen.status}"
+        # A recharge can have adopted an object of an earlier epoch: its hold is that epoch's.
+        return Finding(outcome, f"found {seen.status}", epoch=seen.epoch)
 
     def _retrieve(self, record: Record, until_s: float | None) -> SeenObject | None:
         deadline_s = boot_clock_s() + self.limits.call_s
@@ -129,11 +131,11 @@ def _is_ours(record: Record, seen: SeenObject) -> bool:
     )
 
 
-def _review(record: Record, why: str) -> tuple[Outcome, str]:
+def _review(record: Record, why: str) -> Finding:
     outcome = Outcome(
         OutcomeKind.UNRECOGNISED,
         payment_intent_id=record.payment_intent_id,
         charge_id=record.charge_id,
         error_code="poll_unclear",
     )
-    return outcome, why
+    return Finding(outcome, why)

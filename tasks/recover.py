@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
+from models.billing_runs import BillingRuns
 from models.errors import ChargebridgeError, EventRefused
 from models.events import event_from_json
 from models.hold_recovery import rebuild_holds
@@ -24,10 +25,13 @@ from tasks.look_up import seen_object
 from tasks.requests import CHARGES, PAYMENT_INTENTS
 
 if TYPE_CHECKING:
+    from models.settings import Settings
     from models.states import State
     from tasks.stripe_gateway import StripeGateway
 
 PAGE_S: Final = 60.0
+MAX_NAMED: Final = 3
+"""Runs in one line."""
 CLOCK_MARGIN_S: Final = 3600
 """The list begins this long before: Stripe's clock and the database's may differ."""
 
@@ -53,20 +57,14 @@ class Recovered:
 class Recovery:
     """Recovers one ledger from one Stripe account."""
 
-    def __init__(
-        self,
-        actions: LedgerActions,
-        gateway: StripeGateway,
-        namespace: str,
-        endpoint: str = PAYMENT_INTENTS,
-    ) -> None:
-        """`endpoint`: where charges are sent, STRIPE_CHARGE_API."""
-        self.endpoint = endpoint
+    def __init__(self, actions: LedgerActions, gateway: StripeGateway, settings: Settings) -> None:
+        self.settings = settings
         self.actions = actions
         self.gateway = gateway
-        self.namespace = namespace
+        self.namespace = settings.charge_namespace
         self._seen: set[bytes] = set()
         self._open: dict[str, tuple[ChargedRow, State]] = {}
+        self._runs: set[tuple[str, str]] = set()
         self._skipped = 0
 
     def run(self, since: datetime) -> Recovered:
@@ -75,8 +73,9 @@ class Recovery:
         What is open at Stripe and has no record gets one, which is polled.
 
         The vault's holds and budgets are then made to agree with the ledger.
-        Raises ChargebridgeError when Stripe's lists could not be read to their end: workers stay
-        locked out until it has run to its end once.
+        Raises ChargebridgeError when Stripe's lists could not be read to their end, or when the
+        copy does not know a run that was charged in: workers stay locked out until it has run to
+        its end once.
         """
         self.actions.start_recovery(since)
         try:
@@ -88,10 +87,26 @@ class Recovery:
             ) from None
         still_open = self.actions.recover_open(self._open.values())
         looked_up = self.actions.recover_unsettled(since)
-        rebuilt = rebuild_holds(self.actions.engine, self.namespace, self.endpoint)
-        logger.info("holds_rebuilt", extra={"holds": rebuilt.holds, "budgets": rebuilt.budgets})
+        self.actions.recover_times()
+        if self.settings.vault_mode == "self":
+            self._rebuild_holds(since)
         self.actions.end_recovery()
         return Recovered(len(self._seen), charged, still_open, looked_up, self._skipped)
+
+    def _rebuild_holds(self, since: datetime) -> None:
+        """Have the self-hosted vault's budgets agree with the ledger; no other has any here."""
+        engine = self.actions.engine
+        runs = BillingRuns(engine, self.actions.actor)
+        lost = [f"{run} ({unit})" for run, unit in sorted(self._runs) if not runs.find(run, unit)]
+        if lost:
+            more = "" if len(lost) <= MAX_NAMED else f" and {len(lost) - MAX_NAMED} more"
+            raise ChargebridgeError(
+                f"no budget counts what was charged in the run {', '.join(lost[:MAX_NAMED])}"
+                f"{more}: `run open` it, then run this again; until then no worker starts"
+            )
+        endpoint = self.settings.stripe_charge_api
+        rebuilt = rebuild_holds(engine, since, self.namespace, endpoint)
+        logger.info("holds_rebuilt", extra={"holds": rebuilt.holds, "budgets": rebuilt.budgets})
 
     def _successes(self, since: datetime) -> Iterator[ChargedRow]:
         created_gte = int(since.timestamp()) - CLOCK_MARGIN_S
@@ -113,6 +128,7 @@ class Recovery:
             self._skipped += 1
             logger.warning("recovery_skipped", extra={"object": str(item.get("id"))})
             return None
+        self._runs.add((row.billing_run, row.currency))
         if seen.kind is not OutcomeKind.CHARGED:
             # The newest first: it is of the last epoch.
             self._open.setdefault(row.charge_key, (row, state_after(seen.kind)))

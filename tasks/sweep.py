@@ -146,12 +146,12 @@ def sweep() -> str:
             waiting=charges_waiting,
             max_depth=here.settings.bridge_max_queue_depth,
         )
-        watch_clock(here.engine)
         BillingRuns(here.engine, here.ledger.actor).reopen_abandoned()
         published = work.run(_any_key())
         actions = LedgerActions(here.engine, here.settings.limits, here.ledger.actor)
         polled = Polling(actions, here.gateway, here.holds).run()
         here.holds.resolve_left(here.engine)
+        watch_clock(here.engine)
     except LedgerUnavailable:
         raise SweepFailed("ledger_unavailable") from None
     except (OperationalError, OSError) as error:

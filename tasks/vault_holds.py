@@ -113,7 +113,8 @@ class VaultHolds:
                 word,
                 payment_intent_id=outcome.payment_intent_id if settled else None,
                 charge_id=outcome.charge_id if settled else None,
-                seen_at=seen_at,
+                # Money that was seen counts, whenever that was.
+                seen_at=None if settled else seen_at,
             )
         except StateForbids:
             raise StripeUnavailable("hold_open") from None

@@ -148,15 +148,18 @@ _MOVED: Final = f"""moved AS (
         FROM judged, clock WHERE v.id = judged.id
         RETURNING v.id),
     budget AS (
-        UPDATE billing_runs r SET
-            held_cents = r.held_cents - CASE WHEN judged.before IN ('reserved', 'sent', 'unknown')
-                THEN judged.amount_cents ELSE 0 END,
-            settled_cents = r.settled_cents + CASE WHEN judged.next = 'settled'
-                THEN judged.amount_cents ELSE 0 END,
-            updated_at = clock.now
-        FROM judged, moved, clock
-        WHERE r.id = judged.run_id AND judged.next IN ('settled', 'released')
-            AND judged.before <> judged.next)"""
+        UPDATE billing_runs r SET held_cents = r.held_cents - sums.freed_cents,
+            settled_cents = r.settled_cents + sums.settled_cents, updated_at = clock.now
+        FROM clock, (
+            SELECT judged.run_id,
+                COALESCE(sum(judged.amount_cents) FILTER (
+                    WHERE judged.before IN ('reserved', 'sent', 'unknown')), 0) AS freed_cents,
+                COALESCE(sum(judged.amount_cents) FILTER (
+                    WHERE judged.next = 'settled'), 0) AS settled_cents
+            FROM judged JOIN moved ON moved.id = judged.id
+            WHERE judged.next IN ('settled', 'released') AND judged.before <> judged.next
+            GROUP BY judged.run_id) sums
+        WHERE r.id = sums.run_id)"""
 
 _OTHER_OBJECT: Final = """:verdict = 'settled' AND old.state = 'settled' AND (
             (old.payment_intent_id IS NOT NULL

@@ -118,10 +118,7 @@ def recover(ctx: click.Context, since: datetime, force: bool, as_json: bool) -> 
         try:
             check_account(here)
             actions = LedgerActions(here.engine, settings.limits, operator_of(settings))
-            recovery = Recovery(
-                actions, here.gateway, settings.charge_namespace, settings.stripe_charge_api
-            )
-            done = recovery.run(since)
+            done = Recovery(actions, here.gateway, settings).run(since)
         finally:
             here.close()
     if as_json:

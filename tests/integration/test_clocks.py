@@ -107,7 +107,7 @@ def test_after_a_recovery_nothing_is_sent_that_a_wrong_clock_made_look_fresh(
     clock.advance(url, -TWO_DAYS_S)
     assert worker.drive(PAYS) == "leave:not_due"
     since = datetime.now(UTC) - timedelta(hours=1)
-    Recovery(worker.actions, worker.here.gateway, "stripe-billing").run(since)
+    Recovery(worker.actions, worker.here.gateway, worker.here.settings).run(since)
     worker.pass_time(worker.limits.proof_of_absence_s)
     assert worker.drive(PAYS) == "skip:charged"
     assert worker.drive(DECLINED) == State.CARD_DECLINED

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 from sqlalchemy import text
 from sqlalchemy.engine import Engine
 
@@ -16,6 +18,8 @@ from tasks.requests import CHARGES, PAYMENT_INTENTS
 from tests.support.ledgers import claimed, event, new_record, outcome
 from tests.support.stripe import Stripe
 from tests.support.vault import ADMIN_KEY, RUN, Books, VaultProcess
+
+LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 
 
 def _records(ledger: Ledger, *kinds: OutcomeKind | None) -> list[str]:
@@ -56,7 +60,7 @@ def test_charges_are_settled_and_what_is_not_sure_is_held(
     charged, unsure, open_, declined = _records(
         ledger, OutcomeKind.CHARGED, None, OutcomeKind.PROCESSING, OutcomeKind.CARD_DECLINED
     )
-    assert rebuild_holds(engine, DEFAULT_NAMESPACE, PAYMENT_INTENTS).holds == 3
+    assert rebuild_holds(engine, LONG_AGO, DEFAULT_NAMESPACE, PAYMENT_INTENTS).holds == 3
     states = {hold["charge_key"]: hold["state"] for hold in books.holds()}
     assert states == {charged: "settled", unsure: "unknown", open_: "unknown"}
     assert declined not in states
@@ -67,8 +71,8 @@ def test_charges_are_settled_and_what_is_not_sure_is_held(
 def test_running_it_again_changes_nothing(engine: Engine, ledger: Ledger, books: Books) -> None:
     BillingRuns(engine, "test").open(RUN, "usd", 100_000)
     _records(ledger, OutcomeKind.CHARGED, None)
-    rebuild_holds(engine, DEFAULT_NAMESPACE, PAYMENT_INTENTS)
-    again = rebuild_holds(engine, DEFAULT_NAMESPACE, PAYMENT_INTENTS)
+    rebuild_holds(engine, LONG_AGO, DEFAULT_NAMESPACE, PAYMENT_INTENTS)
+    again = rebuild_holds(engine, LONG_AGO, DEFAULT_NAMESPACE, PAYMENT_INTENTS)
     assert (again.holds, again.budgets) == (0, 0)
 
 
@@ -83,8 +87,8 @@ def test_an_intent_of_a_later_epoch_is_held_in_the_place_of_an_earlier_ones(
         connection.execute(
             text("UPDATE billing_records SET attempt_epoch = 1, state = 'processing'")
         )
-    rebuild_holds(engine, DEFAULT_NAMESPACE, PAYMENT_INTENTS)
-    again = rebuild_holds(engine, DEFAULT_NAMESPACE, PAYMENT_INTENTS)
+    rebuild_holds(engine, LONG_AGO, DEFAULT_NAMESPACE, PAYMENT_INTENTS)
+    again = rebuild_holds(engine, LONG_AGO, DEFAULT_NAMESPACE, PAYMENT_INTENTS)
     assert (again.holds, again.budgets) == (0, 0)
     second = books.hold(idempotency_key("cust_0", RUN, 1))
     assert (second["state"], books.hold(charge_key)["state"]) == ("unknown", "released")
@@ -100,7 +104,7 @@ def test_a_rebuilt_hold_is_of_the_endpoint_that_its_charge_goes_to(
         connection.execute(
             text("DELETE FROM charge_attempts WHERE charge_key = :key"), {"key": lost}
         )
-    rebuild_holds(engine, DEFAULT_NAMESPACE, CHARGES)
+    rebuild_holds(engine, LONG_AGO, DEFAULT_NAMESPACE, CHARGES)
     endpoints = [books.hold(key)["endpoint"] for key in (sent, lost)]
     assert endpoints == [PAYMENT_INTENTS, CHARGES]
 
@@ -128,7 +132,7 @@ def test_a_hold_that_the_copy_has_as_released_is_settled_by_its_charge(
     rival = idempotency_key("cust_0", RUN, 1)
     _insert_hold(engine, run.id, charged, charged, "released")
     _insert_hold(engine, run.id, rival, charged, "sent")
-    rebuild_holds(engine, DEFAULT_NAMESPACE, PAYMENT_INTENTS)
+    rebuild_holds(engine, LONG_AGO, DEFAULT_NAMESPACE, PAYMENT_INTENTS)
     assert books.hold(charged)["state"] == "settled"
     assert books.hold(charged)["late"]
     assert books.budget() == {"cap_cents": 110_000, "settled_cents": 2500, "held_cents": 2500}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -26,6 +27,7 @@ from tests.support.stripe import Stripe
 from tests.support.vault import ADMIN_KEY, RUN, Books, VaultProcess
 from tests.support.vaulted_workers import AMOUNT, budget, charge, later
 from tests.support.waiting import wait_until
+from tests.unit.scripted_server import reply, serving
 
 
 def test_a_look_up_goes_through_the_vault_and_tells_it_first(
@@ -82,6 +84,22 @@ def test_a_look_up_that_slept_lets_go_of_nothing_that_was_sent_meanwhile(
     assert vaulted_worker.record("cus_processing_1").state is State.PROCESSING
     assert budget(books) == (0, AMOUNT), "the pending debit is still held"
     sleeper.close()
+
+
+def test_money_is_told_without_the_moment_at_which_it_was_seen(vaulted_worker: Worker) -> None:
+    """Guard: a vault of an older version knows no such moment; a success must not wait for it."""
+    assert charge(vaulted_worker, "cus_good_1") == State.CHARGED
+    record = vaulted_worker.record("cus_good_1")
+    with serving(reply(200, {})) as server:
+        wire = VaultWire(server.url, ADMIN_KEY)
+        for kind in (OutcomeKind.CHARGED, OutcomeKind.CARD_DECLINED):
+            VaultHolds(wire, "stripe-billing").tell(
+                record, Outcome(kind), seen_at=record.updated_at
+            )
+        wire.close()
+        told = [json.loads(request.partition(b"\r\n\r\n")[2]) for request in server.requests]
+    moment = record.updated_at.isoformat()
+    assert told == [{"outcome": "settled"}, {"outcome": "failed", "seen_at": moment}]
 
 
 def test_money_that_no_hold_counts_rings(
@@ -157,7 +175,9 @@ def test_an_intent_that_only_stripe_still_knows_does_not_stand_in_a_recharges_wa
     vaulted_worker.forget("cus_auth_1")
     books.forget_holds()
     vaulted_worker.pass_time(3 * 24 * 3600)
-    Recovery(vaulted_worker.actions, vaulted_worker.here.gateway, "stripe-billing").run(since)
+    Recovery(vaulted_worker.actions, vaulted_worker.here.gateway, vaulted_worker.here.settings).run(
+        since
+    )
     assert budget(books) == (0, AMOUNT)
     vaulted_worker.recharge("cus_auth_1", payment_method="pm_card_visa")
     assert later(vaulted_worker, "cus_auth_1", 60) == State.CHARGED
