@@ -79,6 +79,8 @@ class Reader(nsq.Reader):
         self._wanted_ms = int(settings.limits.msg_timeout_s * 1000)
         self._refused_timeout: set[str] = set()
         self._connecting: dict[str, Any] = {}
+        self._pausing: set[str] = set()
+        """Addresses that are tried again when their pause is over, and by nobody else before."""
         self._stopped = False
         self._tls = bool(settings.nsq_tls_ca)
         self._without_tls: set[Any] = set()
@@ -139,6 +141,9 @@ class Reader(nsq.Reader):
         current = self._connecting.get(address)
         if self._stopped or address in self.conns or (current and not current.closed()):
             return None
+        if address in self._pausing:
+            # pynsq comes here too, 15 s after each close: then every failure would make two tries.
+            return None
         # pynsq lets ten seconds pass between two tries.
         self.connection_attempts.pop(address, None)
         conn = super().connect_to_nsqd(host, port)
@@ -146,6 +151,10 @@ class Reader(nsq.Reader):
             self._connecting[address] = conn
             self.io_loop.call_later(CONNECT_LIMIT_S, self._close_unless_ready, conn)
         return conn
+
+    def _connect_after_pause(self, host: str, port: int) -> None:
+        self._pausing.discard(f"{host}:{port}")
+        self.connect_to_nsqd(host, port)
 
     def _close_unless_ready(self, conn: Any) -> None:
         if self.conns.get(conn.id) is not conn and not conn.closed():
@@ -175,7 +184,8 @@ class Reader(nsq.Reader):
             logger.warning("nsqd_away", extra={"nsqd": conn.id})
         if conn.id in self.nsqd_tcp_addresses:
             pause_s = random.uniform(0.5, 1.5) * RECONNECT_S  # noqa: S311 - jitter
-            self.io_loop.call_later(pause_s, self.connect_to_nsqd, conn.host, conn.port)
+            self._pausing.add(conn.id)
+            self.io_loop.call_later(pause_s, self._connect_after_pause, conn.host, conn.port)
 
     def _on_connection_identify(self, conn: Any, data: dict[str, Any], **_kwargs: Any) -> None:
         # A timeout above the server's own maximum would close the connection, again and again.
