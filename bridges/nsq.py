@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import logging
 import random
+import socket
 import ssl
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -84,6 +86,8 @@ class Reader(nsq.Reader):
         self._stopped = False
         self._tls = bool(settings.nsq_tls_ca)
         self._without_tls: set[Any] = set()
+        self._handshakes: dict[Any, socket.socket] = {}
+        """A second handle on each connection that changes to TLS: pynsq has none meanwhile."""
         super().__init__(
             message_handler=_never_called,
             topic=settings.nsq_topic,
@@ -159,9 +163,22 @@ class Reader(nsq.Reader):
     def _close_unless_ready(self, conn: Any) -> None:
         if self.conns.get(conn.id) is not conn and not conn.closed():
             logger.warning("nsqd_not_ready", extra={"nsqd": conn.id})
+            self._close(conn)
+
+    def _close(self, conn: Any) -> None:
+        if conn.stream is not None:
             conn.close()
+        elif conn in self._handshakes:
+            with suppress(OSError):  # it has just ended by itself
+                self._handshakes[conn].shutdown(socket.SHUT_RDWR)
+
+    def _handshake_over(self, conn: Any) -> None:
+        # As long as the second handle is open, closing the first one ends nothing.
+        if (handle := self._handshakes.pop(conn, None)) is not None:
+            handle.close()
 
     def _on_connection_ready(self, conn: Any, **kwargs: Any) -> None:
+        self._handshake_over(conn)
         if conn in self._without_tls:
             return
         super()._on_connection_ready(conn, **kwargs)
@@ -173,6 +190,7 @@ class Reader(nsq.Reader):
         # The one that is ready or on its way was closed: there is never a second one.
         self._connecting.pop(conn.id, None)
         self._without_tls.discard(conn)
+        self._handshake_over(conn)
         super()._on_connection_close(conn, **kwargs)
         if self._stopped:
             return
@@ -202,6 +220,8 @@ class Reader(nsq.Reader):
             logger.error("nsqd_without_tls", extra={"nsqd": conn.id})
             conn.close()
             return
+        if self._tls:
+            self._handshakes[conn] = conn.socket.dup()
         agreed = Timeouts(data["msg_timeout"] / 1000, data["max_msg_timeout"] / 1000)
         self.timeouts[conn.id] = agreed
         if data["msg_timeout"] < self._wanted_ms:

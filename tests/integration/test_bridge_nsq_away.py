@@ -5,17 +5,28 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
+from bridges import nsq as bridges_nsq
+from bridges.bridge import Bridge
 from bridges.nsq import RECONNECT_S
 from models.settings import load_settings
 from sandbox.ports import free_port
 from tests.support.bridges import RunningBridge
+from tests.support.brokers import Nsq
+from tests.support.nsq_gates import certificate
+from tests.support.producers import billing_event
+from tests.support.proxy import Proxy
 from tests.support.services import Services
 from tests.support.waiting import stays
 
+__all__ = ["certificate"]
+
 Start = Callable[..., RunningBridge]
+CLIENT_HELLO = b"\x16\x03\x01"
+"""What a TLS handshake begins with."""
 
 
 @pytest.fixture
@@ -43,6 +54,10 @@ def start() -> Iterator[Start]:
         yield start_one
 
 
+def second_handles(of: Bridge) -> int:
+    return len(of.source._reader._handshakes)  # type: ignore[attr-defined]  # none may be left
+
+
 def test_an_nsqd_that_stays_away_is_asked_at_a_steady_pace(
     environment: dict[str, str], start: Start
 ) -> None:
@@ -55,3 +70,26 @@ def test_an_nsqd_that_stays_away_is_asked_at_a_steady_pace(
 
     stays(lambda: bridge.count("connect_failed") <= at_most(), 28.0, "one try after another")
     assert bridge.count("connect_failed") >= 28 / (2 * RECONNECT_S), "it is not given up either"
+
+
+def test_a_handshake_that_hangs_is_given_up_and_made_anew(
+    environment: dict[str, str],
+    another_nsqd: Callable[..., dict[str, str]],
+    start: Start,
+    certificate: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bridges_nsq, "CONNECT_LIMIT_S", 1.0)
+    options = (f"--tls-cert={certificate}", f"--tls-key={certificate.with_suffix('.key')}")
+    secured = {**environment, **another_nsqd(*options, "--tls-required=tcp-https")}
+    nsq = Nsq(secured)
+    with Proxy("127.0.0.1", int(secured["NSQD_TCP_ADDRESS"].rpartition(":")[2])) as proxy:
+        proxy.swallow_from = CLIENT_HELLO
+        through = {"NSQD_TCP_ADDRESS": f"127.0.0.1:{proxy.port}", "NSQ_TLS_CA": str(certificate)}
+        bridge = start(secured, **through)
+        bridge.wait_count("connect_failed", 2)
+        assert bridge.count("connected") == 0
+        proxy.swallow_from, proxy.swallow = b"", False
+        nsq.publish(billing_event("after_the_thaw"))
+        bridge.wait_count("taken", 1)
+        assert bridge.call(second_handles) == 0

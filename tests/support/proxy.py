@@ -23,6 +23,8 @@ class Proxy:
         self.delay_s = 0.0
         self.swallow = False
         """Nothing comes back any more, and nobody hangs up."""
+        self.swallow_from = b""
+        """The next request with these bytes is the first to get no answer (see `swallow`)."""
         self.truncate_after: int | None = None
         """Bytes of the next reply that still pass before the link is cut."""
         self.target = (host, port)
@@ -60,6 +62,8 @@ class Proxy:
                 if self.lose_reply_to and self.lose_reply_to in data:
                     self.lose_reply_to = b""
                     lose.set()
+                if self.swallow_from and self.swallow_from in data:
+                    self.swallow = True
                 server.sendall(data)
         self._hang_up(client, server)
 
@@ -72,7 +76,8 @@ class Proxy:
                 if self.truncate_after is not None:
                     break
         self.lost += lose.is_set()
-        self._hang_up(client, server)
+        if not self.swallow:
+            self._hang_up(client, server)
 
     def _hang_up(self, *ends: socket.socket) -> None:
         for end in ends:
