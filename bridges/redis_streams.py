@@ -143,8 +143,13 @@ class RedisStreamSource:
         try:
             await self.make_group()
         except SourceUnavailable as error:
-            logger.warning("stream_group_not_made", extra={"error": str(error)})
-        await self._pause(GROUP_PAUSE_S)
+            # Nothing can be read without it, so the source is not ready until it is there.
+            pause_s = self._backoff.failed()
+            extra = {"error": str(error), "retry_s": round(pause_s, 1)}
+            logger.warning("stream_group_not_made", extra=extra)
+            await self._pause(pause_s)
+        else:
+            await self._pause(GROUP_PAUSE_S)
 
     async def _pause(self, pause_s: float) -> None:
         try:

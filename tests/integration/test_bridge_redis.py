@@ -11,6 +11,7 @@ from sqlalchemy import text
 from sqlalchemy.engine import Engine
 
 from bridges import redis_streams
+from bridges.bridge import Bridge
 from models.dead_letters import DeadLetters
 from models.events import event_from_json
 from models.keys import charge_key
@@ -29,6 +30,7 @@ from tests.support.waiting import stays, wait_until
 __all__ = ["valkey", "valkey_url"]
 
 Start = Callable[..., RunningBridge]
+LIMITED = "limited"
 
 
 @pytest.fixture
@@ -85,6 +87,10 @@ def start(stream: Stream) -> Iterator[Start]:
 def settle(ledger: Ledger, customer: str) -> None:
     claim = claimed(ledger, new_record(event_from_json(billing_event(customer))))
     ledger.record_outcome(claim, outcome(), Retry(1))
+
+
+def is_ready(of: Bridge) -> bool:
+    return of.source.ready
 
 
 def key_of(customer: str) -> str:
@@ -313,6 +319,33 @@ def test_redis_away_is_waited_for(
     stream.publish(billing_event("after"))
     wait_until(lambda: key_of("after") in published_keys(settings), 15, "goes on")
     stays(lambda: bridge.held == 2, 2.0, "and what was held is still ours")
+
+
+@pytest.fixture
+def limited_url(stream: Stream) -> Iterator[str]:
+    """A login of its own, whose rights a test can take away."""
+    parts = urlsplit(stream.environment["REDIS_URL"])
+    with stream.client() as client:
+        client.execute_command("ACL", "SETUSER", LIMITED, "on", ">pw", "~*", "&*", "+@all")
+        yield parts._replace(netloc=f"{LIMITED}:pw@{parts.netloc}").geturl()
+        client.execute_command("ACL", "DELUSER", LIMITED)
+
+
+def test_a_lost_group_that_cannot_be_made_again_is_a_source_that_is_not_ready(
+    stream: Stream, start: Start, limited_url: str, settings: Settings
+) -> None:
+    bridge = start(REDIS_URL=limited_url)
+    wait_until(lambda: bridge.call(is_ready), 5, "ready")
+    with stream.client() as client:
+        client.execute_command("ACL", "SETUSER", LIMITED, "-xgroup")
+        client.xgroup_destroy(stream.stream, stream.group)
+        stream.publish(billing_event("waits"))
+        wait_until(lambda: not bridge.call(is_ready), 10, "it says so")
+        stays(lambda: not bridge.call(is_ready), 3.0, "and goes on to say so")
+        assert bridge.count("group_lost") < 50
+        client.execute_command("ACL", "SETUSER", LIMITED, "+xgroup")
+    wait_published(settings, 1)
+    wait_until(lambda: bridge.call(is_ready), 5, "ready again")
 
 
 def test_a_parked_entry_whose_record_is_lost_comes_round_again(
