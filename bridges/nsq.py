@@ -5,6 +5,7 @@ The only module that imports nsq.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 import socket
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import nsq
 from tornado.iostream import StreamClosedError
 
+from bridges.host_names import HostNames
 from models.addresses import addresses
 
 if TYPE_CHECKING:
@@ -80,6 +82,8 @@ class Reader(nsq.Reader):
         self._counters = counters
         self._wanted_ms = int(settings.limits.msg_timeout_s * 1000)
         self._refused_timeout: set[str] = set()
+        self._host_names = HostNames()
+        self._looking_up: dict[str, asyncio.Task[None]] = {}
         self._connecting: dict[str, Any] = {}
         self._pausing: set[str] = set()
         """Addresses that are tried again when their pause is over, and by nobody else before."""
@@ -140,25 +144,64 @@ class Reader(nsq.Reader):
 
     # -- connections -----------------------------------------------------------------------
 
-    def connect_to_nsqd(self, host: str, port: int) -> Any:
+    def connect_to_nsqd(self, host: str, port: int) -> None:
+        """Begin to connect, unless it is connected, on its way, or to be left in peace."""
         address = f"{host}:{port}"
         current = self._connecting.get(address)
         if self._stopped or address in self.conns or (current and not current.closed()):
-            return None
-        if address in self._pausing:
-            # pynsq comes here too, 15 s after each close: then every failure would make two tries.
-            return None
+            return
+        # pynsq comes here too, 15 s after each close: then every failure would make two tries.
+        if address in self._pausing or address in self._looking_up:
+            return
+        self._looking_up[address] = asyncio.ensure_future(self._look_up_and_connect(host, port))
+
+    async def _look_up_and_connect(self, host: str, port: int) -> None:
+        address = f"{host}:{port}"
+        try:
+            found = await self._host_names.address_of(host)
+            if self._stopped:
+                return
+            connecting = self._connect(host, port, found)
+        except OSError:
+            self._away(address)
+            connecting = False
+        finally:
+            del self._looking_up[address]
+        if not connecting:
+            self._connect_later(host, port)
+
+    def _connect(self, host: str, port: int, found: str) -> bool:
+        """Begin with the address that was found; false if it is connected by another name."""
         # pynsq lets ten seconds pass between two tries.
-        self.connection_attempts.pop(address, None)
-        conn = super().connect_to_nsqd(host, port)
-        if conn is not None:
-            self._connecting[address] = conn
-            self.io_loop.call_later(CONNECT_LIMIT_S, self._close_unless_ready, conn)
-        return conn
+        self.connection_attempts.pop(f"{found}:{port}", None)
+        conn = super().connect_to_nsqd(found, port)
+        if conn is None:
+            return False
+        # The connection goes by the name that was given, and so does its certificate.
+        conn.host = host
+        self._connecting[conn.id] = conn
+        self.io_loop.call_later(CONNECT_LIMIT_S, self._close_unless_ready, conn)
+        return True
+
+    def _connect_later(self, host: str, port: int) -> None:
+        """After a pause, if the address was given to us; lookupd names the others again."""
+        address = f"{host}:{port}"
+        if address in self.nsqd_tcp_addresses:
+            pause_s = random.uniform(0.5, 1.5) * RECONNECT_S  # noqa: S311 - jitter
+            self._pausing.add(address)
+            self.io_loop.call_later(pause_s, self._connect_after_pause, host, port)
 
     def _connect_after_pause(self, host: str, port: int) -> None:
         self._pausing.discard(f"{host}:{port}")
         self.connect_to_nsqd(host, port)
+
+    def _away(self, address: str) -> None:
+        self._counters.add("connect_failed")
+        logger.warning("nsqd_away", extra={"nsqd": address})
+
+    def close(self) -> None:
+        super().close()
+        self._host_names.close()
 
     def _close_unless_ready(self, conn: Any) -> None:
         if self.conns.get(conn.id) is not conn and not conn.closed():
@@ -198,12 +241,9 @@ class Reader(nsq.Reader):
             self._counters.add("connection_lost")
             logger.warning("nsqd_connection_lost", extra={"nsqd": conn.id})
         else:
-            self._counters.add("connect_failed")
-            logger.warning("nsqd_away", extra={"nsqd": conn.id})
-        if conn.id in self.nsqd_tcp_addresses:
-            pause_s = random.uniform(0.5, 1.5) * RECONNECT_S  # noqa: S311 - jitter
-            self._pausing.add(conn.id)
-            self.io_loop.call_later(pause_s, self._connect_after_pause, conn.host, conn.port)
+            self._host_names.failed(conn.host)
+            self._away(conn.id)
+        self._connect_later(conn.host, conn.port)
 
     def _on_connection_identify(self, conn: Any, data: dict[str, Any], **_kwargs: Any) -> None:
         # A timeout above the server's own maximum would close the connection, again and again.
