@@ -28,6 +28,11 @@ class Backoff:
         self._ready_at = 0.0
 
     @property
+    def failures(self) -> int:
+        """How many tries in a row have failed."""
+        return self._failures
+
+    @property
     def ready(self) -> bool:
         return self._clock() >= self._ready_at
 

@@ -88,9 +88,18 @@ async def forget_connections(client: Client, error: BaseException) -> None:
         await client.connection_pool.disconnect(inuse_connections=False)
 
 
+def knows_nodes_by_address(client: Client) -> bool:
+    """Whether it keeps the addresses that it found itself in place of those of its URL."""
+    return isinstance(client, RedisCluster)
+
+
 async def close(client: Client) -> None:
     """Drop all its connections, those to the Sentinels too."""
     await client.aclose()
+    if isinstance(client, RedisCluster):
+        # One that was about to look for its nodes anew takes itself for closed.
+        for node in client.get_nodes():
+            await node.disconnect()
     pool = getattr(client, "connection_pool", None)
     if isinstance(pool, SentinelConnectionPool):
         await pool.sentinel_manager.aclose()

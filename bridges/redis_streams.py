@@ -17,7 +17,14 @@ from bridges.addresses import check_redis_names
 from bridges.backoff import Backoff
 from bridges.counters import Counters
 from bridges.delivery import Delivery, Intake, SourceUnavailable
-from bridges.redis_client import UNAVAILABLE, close, connect, forget_connections
+from bridges.redis_client import (
+    UNAVAILABLE,
+    Client,
+    close,
+    connect,
+    forget_connections,
+    knows_nodes_by_address,
+)
 from bridges.redis_replies import (
     CURSOR_END,
     Entry,
@@ -54,6 +61,9 @@ DROP_CONSUMERS_EVERY_S: Final = 60.0
 TRIM_EVERY_S: Final = 10.0
 GROUP_PAUSE_S: Final = 1.0
 """After a lost group was made again: one that is lost over and over makes no busy loop."""
+ANEW_AFTER: Final = 3
+"""Failed reads in a row after which a Cluster is looked for by its URL again. The library knows
+only the addresses that its nodes had last, and asks one of them about every read, dead or not."""
 HAND_BACK_FACTOR: Final = 10
 """Handed-back entries are given this many times MIN_IDLE_S, beyond any other bridge's own."""
 
@@ -80,8 +90,9 @@ class RedisStreamSource:
         self._counters = counters
         self._clock = clock
         self.consumer = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
-        self._commands = connect(settings.redis_url, ANSWER_TIMEOUT_S)
-        self._reader = connect(settings.redis_url, READ_TIMEOUT_S)
+        self._url = settings.redis_url
+        self._commands = connect(self._url, ANSWER_TIMEOUT_S)
+        self._reader = connect(self._url, READ_TIMEOUT_S)
         self._backoff = Backoff(settings.limits, clock)
         self._intake: Intake | None = None
         self._cursor = CURSOR_END
@@ -136,8 +147,18 @@ class RedisStreamSource:
             extra = {"error": type(error).__name__, "retry_s": round(pause_s, 1)}
             logger.warning("stream_not_readable", extra=extra)
             await self._pause(pause_s)
+            if self._backoff.failures % ANEW_AFTER == 0 and knows_nodes_by_address(self._reader):
+                await self._connect_anew()
         else:
             self._backoff.worked()
+
+    async def _connect_anew(self) -> None:
+        # Commands that are under way fail, as they would with a node that is gone.
+        old = (self._reader, self._commands)
+        self._commands = connect(self._url, ANSWER_TIMEOUT_S)
+        self._reader = connect(self._url, READ_TIMEOUT_S)
+        self._counters.add("connected_anew")
+        await self._close_each(old)
 
     async def _make_group_again(self) -> None:
         try:
@@ -344,7 +365,10 @@ class RedisStreamSource:
         await self.disconnect()
 
     async def disconnect(self) -> None:
-        for client in (self._reader, self._commands):
+        await self._close_each((self._reader, self._commands))
+
+    async def _close_each(self, clients: Sequence[Client]) -> None:
+        for client in clients:
             try:
                 await close(client)
             except UNAVAILABLE:

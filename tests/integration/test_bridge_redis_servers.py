@@ -15,11 +15,19 @@ from models.settings import load_settings
 from tests.support.bridges import RunningBridge, published_keys, wait_published
 from tests.support.ledgers import claimed, new_record, outcome
 from tests.support.producers import billing_event, body_of
-from tests.support.redis_servers import Cluster, Server, Watched, redis_cluster, watched_redis
+from tests.support.proxy import Proxy
+from tests.support.redis_servers import (
+    Cluster,
+    Server,
+    Watched,
+    lone_nodes,
+    redis_cluster,
+    watched_redis,
+)
 from tests.support.services import Services
 from tests.support.waiting import wait_until
 
-__all__ = ["redis_cluster", "watched_redis"]
+__all__ = ["lone_nodes", "redis_cluster", "watched_redis"]
 
 STREAM = "billing-stream"
 GROUP = "billing-group"
@@ -114,6 +122,40 @@ def test_a_killed_node_of_the_cluster_is_waited_for(
     for event in (held, later):
         settle(ledger, event)
     wait_until(lambda: bridge.count("acked") >= 2 and pending(home) == 0, 20, "all acked")
+
+
+def test_a_node_without_the_stream_that_is_replaced_stops_nothing(
+    redis_cluster: Cluster, start: Start
+) -> None:
+    """Guard: the library asks the first node, dead or not, where the keys of every read are."""
+    bridge = start(redis_cluster.url)
+    home = redis_cluster.owner(STREAM)
+    first = redis_cluster.nodes[0]
+    assert first is not home
+    publish(home, billing_event("before"))
+    bridge.wait_count("taken", 1)
+    first.kill()
+    redis_cluster.replace(first, home)
+    publish(home, billing_event("under_way"))  # may come by a read that had begun
+    bridge.wait_count("taken", 2)
+    publish(home, billing_event("after"))
+    bridge.wait_count("taken", 3)
+
+
+def test_a_cluster_whose_nodes_all_come_back_elsewhere_is_found_by_its_url(
+    lone_nodes: tuple[Server, Server], start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    before, after = lone_nodes
+    with Proxy("127.0.0.1", before.port) as named:
+        bridge = start(f"redis+cluster://127.0.0.1:{named.port}")
+        publish(before, billing_event("before"))
+        wait_published(bridge.settings, 1)
+        named.target = ("127.0.0.1", after.port)
+        before.kill()
+        bridge.wait_count("read_failed", 1)
+        publish(after, billing_event("after"))
+        bridge.wait_count("taken", 2)
+    assert "Unclosed" not in caplog.text
 
 
 def test_a_fail_over_by_the_sentinels_is_followed(

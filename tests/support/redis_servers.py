@@ -129,6 +129,16 @@ class Cluster:
         for node in (new, *(n for n in self.nodes if n is not new)):
             self._ask(node, "CLUSTER SETSLOT", slot, "NODE", owner)
 
+    def replace(self, dead: Server, heir: Server) -> None:
+        """All slots of a dead node are another's, as after a fail-over."""
+        number, owner = self.nodes.index(dead), self._id(heir)
+        mine = range(SLOTS * number // 3, SLOTS * (number + 1) // 3)
+        for node in (n for n in self.nodes if n is not dead):
+            with node.client() as client, client.pipeline(transaction=False) as pipeline:
+                for slot in mine:
+                    pipeline.execute_command("CLUSTER SETSLOT", slot, "NODE", owner)
+                pipeline.execute()
+
     def _id(self, node: Server) -> str:
         return str(self._ask(node, "CLUSTER MYID").decode())
 
@@ -140,6 +150,18 @@ class Cluster:
     def kill_all(self) -> None:
         for node in self.nodes:
             node.kill()
+
+
+def lone_node(folder: Path) -> Server:
+    """A Cluster of one node, which does not know the address that it is asked at."""
+    flags = ("--cluster-enabled", "yes", "--save", "")
+    node = Server(folder, *flags)
+    with node.client() as client:
+        client.execute_command("CLUSTER ADDSLOTS", *range(SLOTS))
+        wait_until(
+            lambda: client.execute_command("CLUSTER INFO")["cluster_state"] == "ok", 20, "ok"
+        )
+    return node
 
 
 class Watched:
@@ -198,6 +220,15 @@ def redis_cluster(tmp_path: Path) -> Iterator[Cluster]:
     cluster = Cluster(tmp_path / "cluster")
     yield cluster
     cluster.kill_all()
+
+
+@pytest.fixture
+def lone_nodes(tmp_path: Path) -> Iterator[tuple[Server, Server]]:
+    """Two Clusters of one node each; as one is after it has come back at another address."""
+    nodes = (lone_node(tmp_path / "before"), lone_node(tmp_path / "after"))
+    yield nodes
+    for node in nodes:
+        node.kill()
 
 
 @pytest.fixture
