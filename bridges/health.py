@@ -60,15 +60,26 @@ class Progress:
         return now - max(self._moved_at, oldest) > self._limit_s
 
 
+def needs_restart(bridge: Bridge, progress: Progress) -> bool:
+    """Whether it is stalled for its own part.
+
+    Not because workers take nothing from a full task queue: another could do no better.
+    """
+    return progress.stalled() and not bridge.dispatcher.paused
+
+
 def problems(bridge: Bridge, progress: Progress) -> list[str]:
     """What keeps the bridge from working now, in single words; none: it is ready."""
+    stalled, full = progress.stalled(), bridge.dispatcher.paused
     found = {
         "stopping": bridge.stopping,
         "source": not bridge.source.ready,
         "ledger": bridge.ledger_away,
         "task_queue": bridge.dispatcher.failing,
         "charging_behind": bridge.dispatcher.behind,
-        "stalled": progress.stalled(),
+        # A full queue that workers take from is no problem.
+        "task_queue_full": stalled and full,
+        "stalled": stalled and not full,
     }
     return [name for name, holds in found.items() if holds]
 
@@ -86,7 +97,7 @@ class _Page(RequestHandler):
 class _Healthz(_Page):
     def get(self) -> None:
         """Alive, and moving when there is work."""
-        self._answer(["stalled"] if self.progress.stalled() else [])
+        self._answer(["stalled"] if needs_restart(self.bridge, self.progress) else [])
 
 
 class _Readyz(_Page):

@@ -170,6 +170,22 @@ def test_a_full_task_queue_stops_publishing_and_then_intake_but_loses_nothing(
     wait_until(lambda: broker.unfinished() == 0, 5, "all acked")
 
 
+def test_a_full_task_queue_that_nobody_takes_from_is_no_reason_to_start_the_bridge_anew(
+    broker: Broker, start: Start, settings: Settings
+) -> None:
+    with redis.Redis.from_url(settings.celery_broker_url) as client:
+        client.lpush("charges", "{}")
+        start(BRIDGE_MAX_QUEUE_DEPTH="1", BRIDGE_STALLED_AFTER_S="2.5")
+        broker.publish(billing_event("waits"))
+        wait_until(lambda: metric(broker, "queue_full", source=broker.kind) == 1, 10, "full")
+        assert is_ready(broker), "workers may be about to take from it"
+        wait_until(lambda: state(broker, "/readyz") == (503, ["task_queue_full"]), 10, "it says so")
+        stays(lambda: state(broker, "/healthz") == (200, []), 2.0, "another could do no better")
+        client.delete("charges")
+    wait_published(settings, 1)
+    wait_until(lambda: is_ready(broker), 5, "ready again")
+
+
 def test_what_is_settled_is_acked_while_the_task_queue_is_full(
     broker: Broker, start: Start, settings: Settings, ledger: Ledger
 ) -> None:
