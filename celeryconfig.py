@@ -6,12 +6,15 @@ bridge or by the sweep, one that is delivered twice finds the first one's lease 
 
 from __future__ import annotations
 
-from datetime import timedelta
+import os
+from datetime import datetime, timedelta
 from typing import Any
 
+from celery.schedules import schedstate, schedule
 from kombu import Connection, Exchange, Queue
 
 from models.errors import ConfigurationError
+from models.limits import MAX_CLOCK_OFF_S
 from models.settings import Settings, load_settings
 
 CHARGES = "charges"
@@ -19,8 +22,24 @@ CONTROL = "control"
 BROKER_ANSWER_S = 2
 """A broker that is frozen or gone is noticed after this, by publishers and workers alike."""
 MAX_ETA_TASKS = 100
-SWEEP_EXPIRES_S = 10
-"""Sweeps that nobody took in time are dropped: the next one does the same work."""
+SWEEP_EXPIRES_S = 2 * MAX_CLOCK_OFF_S
+"""Sweeps that nobody took in time are dropped: the next one does the same work. Beat's host and the
+worker's compare their clocks in it, so it is well above what two clocks may differ by."""
+
+
+class SteadySchedule(schedule):
+    """Every so many seconds, whatever the clock did.
+
+    Beat keeps in a file when it last did what. A time there that lies in the future, from a clock
+    that was ahead, would keep it silent until then, over every restart.
+    """
+
+    def is_due(self, last_run_at: datetime) -> tuple[bool, float]:
+        """(whether to run now, seconds until the next look)."""
+        if self.maybe_make_aware(last_run_at) > self.maybe_make_aware(self.now()):
+            return schedstate(is_due=True, next=self.seconds)
+        due: tuple[bool, float] = super().is_due(last_run_at)
+        return due
 
 
 def _load() -> Settings:
@@ -28,6 +47,7 @@ def _load() -> Settings:
         settings = load_settings()
         settings.require("celery_broker_url")
         _check_broker(settings.celery_broker_url)
+        _be_heard(settings.celery_broker_url)
     except ConfigurationError as error:
         # Celery would print a traceback of its own loading.
         raise SystemExit(f"chargebridge: {error}") from None
@@ -47,6 +67,13 @@ def _check_broker(url: str) -> None:
             connection.get_transport_cls()
     except Exception:  # each kind of broker has errors of its own, with the password in some
         raise ConfigurationError("CELERY_BROKER_URL: Celery cannot use this URL") from None
+
+
+def _be_heard(broker_url: str) -> None:
+    """Celery reads some variables by itself and prefers them to this module, unchecked."""
+    os.environ["CELERY_BROKER_URL"] = broker_url
+    for name in ("CELERY_BROKER_READ_URL", "CELERY_BROKER_WRITE_URL", "CELERY_RESULT_BACKEND"):
+        os.environ.pop(name, None)
 
 
 _settings = _load()
@@ -128,7 +155,7 @@ worker_redirect_stdouts = False
 beat_schedule = {
     "sweep": {
         "task": "tasks.sweep",
-        "schedule": timedelta(seconds=_limits.sweep_interval_s),
+        "schedule": SteadySchedule(timedelta(seconds=_limits.sweep_interval_s)),
         "options": {
             "queue": CONTROL,
             "expires": max(SWEEP_EXPIRES_S, 2 * _limits.sweep_interval_s),

@@ -32,6 +32,7 @@ from models.states import is_settled
 if TYPE_CHECKING:
     from bridges.counters import Counters
     from bridges.dead_letter_writer import DeadLetterWriter
+    from bridges.sweep_watch import SweepWatch
     from bridges.unsettled_age import UnsettledAge
     from models.settings import Settings
 
@@ -56,6 +57,7 @@ class Parts:
     watcher: CommitWatcher
     dispatcher: Dispatcher
     unsettled_age: UnsettledAge
+    sweep_watch: SweepWatch
     dead_letters: DeadLetterWriter
     executor: Executor
     counters: Counters
@@ -79,6 +81,7 @@ class Bridge:
         self.dispatcher = parts.dispatcher
         self._watcher = parts.watcher
         self._unsettled_age = parts.unsettled_age
+        self.sweep_watch = parts.sweep_watch
         self._dead_letters = parts.dead_letters
         self._settings = settings
         self._clock = clock
@@ -144,6 +147,7 @@ class Bridge:
                     tasks.create_task(self.keeper.run(), name="lease_keeper"),
                     tasks.create_task(self.dispatcher.run(), name="dispatcher"),
                     tasks.create_task(self._unsettled_age.run(), name="unsettled_age"),
+                    tasks.create_task(self.sweep_watch.run(), name="sweep_watch"),
                     tasks.create_task(self.source.run(), name="source"),
                 ]
                 await self._work(stop)

@@ -101,7 +101,7 @@ def make_publisher(max_amount_cents: int) -> Publisher:
     from celery import Celery  # noqa: PLC0415 - heavy, and not needed to show help
 
     app = Celery("chargebridge-bridge", set_as_current=False)
-    app.config_from_object("celeryconfig")
+    app.config_from_object("celeryconfig", force=True)
     try:
         return Publisher(app, max_amount_cents)
     except (KeyError, ValueError, ImportError):

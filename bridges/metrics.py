@@ -92,6 +92,10 @@ class BridgeCollector(Collector):
                 "1 while next to nothing is published because no record settles",
                 int(bridge.dispatcher.behind),
             ),
+            "no_sweep": (
+                "1 while records are due and no sweep hands them out",
+                int(bridge.sweep_watch.missing),
+            ),
         }
         for name, (text, value) in gauges.items():
             family = GaugeMetricFamily(f"{_PREFIX}{name}", text, labels=("source",))

@@ -18,6 +18,7 @@ from bridges.counters import Counters
 from bridges.dead_letter_writer import DeadLetterWriter
 from bridges.delivery import Source, SourceUnavailable
 from bridges.dispatcher import Dispatcher, Publisher
+from bridges.sweep_watch import SweepWatch
 from bridges.threads import LedgerCalls
 from bridges.unsettled_age import UnsettledAge
 from models.addresses import addresses
@@ -177,15 +178,14 @@ def assemble(
         counters,
         max_depth=settings.bridge_max_queue_depth,
     )
+    reads = LedgerReads(ledger.engine)
     parts = Parts(
         watcher=CommitWatcher(ledger, LedgerCalls(for_ledger), settings.limits),
         dispatcher=dispatcher,
         unsettled_age=UnsettledAge(
-            LedgerReads(ledger.engine),
-            LedgerCalls(for_ledger),
-            dispatcher,
-            settings.bridge_max_unsettled_age_s,
+            reads, LedgerCalls(for_ledger), dispatcher, settings.bridge_max_unsettled_age_s
         ),
+        sweep_watch=SweepWatch(reads, LedgerCalls(for_ledger), dispatcher, settings.limits),
         dead_letters=DeadLetterWriter(
             DeadLetters(ledger.engine), LedgerCalls(for_ledger), settings.limits
         ),

@@ -35,6 +35,10 @@ def run() -> None:
         },
     )
     with engine.connect() as connection:
+        # The role may have limits of its own, which are not meant for this: waiting for another
+        # upgrade, or building an index, takes as long as it takes.
+        connection.execute(text("SET LOCAL lock_timeout = 0"))
+        connection.execute(text("SET LOCAL statement_timeout = 0"))
         connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": MIGRATION_LOCK})
         connection.execute(text(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_S}s'"))
         context.configure(connection=connection, target_metadata=metadata)

@@ -14,12 +14,10 @@ from sqlalchemy import text
 
 from models.database import rows
 from models.errors import ConfigurationError
+from models.limits import MAX_CLOCK_OFF_S
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
-
-MAX_CLOCK_OFF_S: Final = 900.0
-"""Between the database's clock and this host's. Every margin of ours is wider."""
 
 # Not `ledger_now()`: the sandbox moves that one on purpose.
 _NOW: Final = text("SELECT EXTRACT(EPOCH FROM clock_timestamp())::double precision AS now_s")

@@ -42,6 +42,18 @@ _COUNT_UNSETTLED: Final = text(f"""
         WHERE state IN ('reserved', 'sent')
             AND {_SINCE} < ledger_now() - make_interval(secs => :age_s)
         LIMIT :at_most) AS old""")
+_NO_SWEEP: Final = text("""
+    WITH limits AS MATERIALIZED (
+        SELECT ledger_now() - make_interval(secs => :late_s) AS long_ago)
+    SELECT EXISTS (
+        SELECT FROM billing_records, limits
+        WHERE state IN ('reserved', 'sent') AND updated_at <= long_ago
+            AND (lease_expires_at IS NULL OR lease_expires_at <= long_ago)
+            AND (next_attempt_at IS NULL OR next_attempt_at <= long_ago))
+        AND NOT EXISTS (
+            SELECT FROM billing_records, limits
+            WHERE state IN ('reserved', 'sent') AND dispatched_at > long_ago) AS found""")
+"""A record long due, and none at all that was handed out lately."""
 _SETTLES: Final = text(f"""
     SELECT bool_or(to_state IN ({", ".join(f"'{state}'" for state in sorted(SETTLED))})) AS settles
     FROM (SELECT to_state FROM ledger_events ORDER BY id DESC LIMIT :moves) AS latest""")
@@ -129,6 +141,10 @@ class LedgerReads:
         """How many records are not settled for longer; counted no further than told."""
         values = {"age_s": age_s, "at_most": at_most}
         return int(self._rows(_COUNT_UNSETTLED, values)[0]["records"])
+
+    def no_sweep(self, late_s: float) -> bool:
+        """Whether a record is due for longer than that and nobody hands out what is due."""
+        return bool(self._rows(_NO_SWEEP, {"late_s": late_s})[0]["found"])
 
     def settles(self, moves: int) -> bool:
         """Whether any of the latest so many moves of all records has settled one."""

@@ -74,6 +74,10 @@ MAX_RESEND_WINDOW_S: Final = 23 * 3600
 """Stripe may forget an idempotency key at 24 h; an hour is kept for clocks that differ."""
 
 
+MAX_CLOCK_OFF_S: Final = 900
+"""What the database's clock may differ by from a host's. Every margin of ours is wider."""
+
+
 def check_limits(limits: Limits, *, warn_only: bool = False) -> tuple[str, ...]:
     """Hold the limits against each other; returns the warnings.
 

@@ -18,6 +18,8 @@ from models.texts import is_utf8
 from models.urls import URL_CHECKS
 
 MAX_RATE_PER_S: Final = 100_000
+MAX_LIMIT: Final = 10 * 365 * 86_400
+"""Ten years of seconds: beyond some size a time can no longer be reckoned with."""
 MAX_VAULT_CONCURRENCY: Final = 512
 _FERNET_KEY: Final = re.compile(r"[A-Za-z0-9_-]{43}=")
 
@@ -116,6 +118,8 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
     _check_bridge(settings)
     if settings.stripe_charge_api not in ("payment_intents", "charges"):
         raise ConfigurationError("STRIPE_CHARGE_API must be payment_intents or charges")
+    if not 1 <= settings.max_amount_cents <= MAX_TOTAL_CENTS:
+        raise ConfigurationError(f"MAX_AMOUNT_CENTS must be from 1 to {MAX_TOTAL_CENTS}")
     _check_rates(settings)
     warnings = check_limits(limits, warn_only=source.get("LIMITS_CHECK", "") == "warn")
     return replace(settings, limits=limits, warnings=warnings)
@@ -193,8 +197,10 @@ def _load_limits(source: Mapping[str, str]) -> Limits:
         if source.get(item.name.upper(), "").strip()
     }
     for name, value in given.items():
-        if not (isinstance(value, int | float) and math.isfinite(value) and value > 0):
-            raise ConfigurationError(f"{name.upper()} must be a finite number above 0")
+        if not (isinstance(value, int | float) and 0 < value <= MAX_LIMIT):
+            raise ConfigurationError(
+                f"{name.upper()} must be a number above 0 and up to {MAX_LIMIT}"
+            )
     return replace(limits, **given)  # type: ignore[arg-type]  # parsed to the fields' own types
 
 

@@ -83,7 +83,7 @@ def _client(url: str) -> redis.Redis:
     """Raises ConfigurationError for options that the library does not know."""
     try:
         client = redis.Redis.from_url(
-            url,
+            _as_redis_spells_it(url),
             socket_timeout=REDIS_ANSWER_S,
             socket_connect_timeout=REDIS_ANSWER_S,
             # A script that ran and whose answer was lost has taken its turn: once is enough.
@@ -92,15 +92,20 @@ def _client(url: str) -> redis.Redis:
         # Otherwise the first request would find out.
         pool = client.connection_pool
         pool.connection_class(**pool.connection_kwargs)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, redis.RedisError):
         # Not repeated here: it may hold a password.
         raise ConfigurationError(
             "RATE_LIMIT_REDIS_URL (or CELERY_BROKER_URL, where it is not set): "
             "what follows the ? is not an option of a Redis connection"
         ) from None
-    except redis.RedisError:
-        pass  # the requests go without the limit, and an alarm says so
     return client
+
+
+def _as_redis_spells_it(url: str) -> str:
+    """In a broker's URL Celery also takes Python's own names of the certificate rules."""
+    for name in ("none", "optional", "required"):
+        url = url.replace(f"ssl_cert_reqs=CERT_{name.upper()}", f"ssl_cert_reqs={name}")
+    return url
 
 
 class RateLimiter:

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Final
 from kombu.exceptions import OperationalError
 
 from models.billing_runs import BillingRuns
-from models.clocks import MAX_CLOCK_OFF_S, clock_off_s, written_in_the_future
+from models.clocks import clock_off_s, written_in_the_future
 from models.errors import LedgerUnavailable
 from models.keys import KEY_LENGTH
 from models.ledger_actions import LedgerActions
+from models.limits import MAX_CLOCK_OFF_S
 from tasks.alarms import Alarm, ring_seldom
 from tasks.celery_app import app
 from tasks.errors import SweepFailed

@@ -7,6 +7,7 @@ event not to be charged voids its record in the ledger.
 
 from __future__ import annotations
 
+import logging
 from typing import Any, Final
 
 from celery import Task
@@ -16,6 +17,8 @@ from celery.worker.request import Request
 CLOSED_CHANNEL_ERRORS: Final = (AttributeError,)
 """What an ack over a connection that was lost and closed raises, beside connection errors: the
 closed transport has forgotten its client. The message comes again, and the ledger knows it."""
+logger = logging.getLogger(__name__)
+
 REFUSAL: Final = {"error": "tasks are not revoked here; void the billing record instead"}
 
 
@@ -27,8 +30,17 @@ class UnrevokableRequest(Request):
         super().__init__(*args, connection_errors=errors, **kwargs)
 
     def revoked(self) -> bool:
-        """True only for a message past its own expiry."""
-        return bool(self.expires and self.maybe_expire())
+        """True only for a message past its own expiry, which is acknowledged unrun.
+
+        By nobody else: left unanswered, two of them would fill a small worker's prefetch for good.
+        """
+        if self._already_revoked:
+            return True
+        if not (self.expires and self.maybe_expire()):
+            return False
+        logger.warning("task_expired", extra={"task": self.name, "task_id": self.id})
+        self._announce_revoked("expired", False, None, True)
+        return True
 
     def terminate(self, pool: Any, signal: Any = None) -> None:
         """Leave a running task alone: killing it would turn its answer into an unknown."""

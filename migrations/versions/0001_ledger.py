@@ -6,6 +6,8 @@ import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects.postgresql import JSONB
 
+from migrations.rows import refuse_rows
+
 revision = "0001"
 down_revision = None
 branch_labels = None
@@ -15,6 +17,7 @@ STATES = (
     "'reserved', 'sent', 'charged', 'processing', 'card_declined', 'requires_action', "
     "'rejected', 'blocked', 'voided', 'review'"
 )
+TABLES = ("deployment", "dead_letters", "ledger_events", "charge_attempts", "billing_records")
 
 
 def _time(name: str) -> sa.Column[object]:
@@ -201,12 +204,7 @@ def _dead_letters() -> None:
 
 
 def downgrade() -> None:
-    for table in (
-        "deployment",
-        "dead_letters",
-        "ledger_events",
-        "charge_attempts",
-        "billing_records",
-    ):
+    refuse_rows(op.get_bind(), TABLES)
+    for table in TABLES:
         op.drop_table(table)
     op.execute("DROP FUNCTION ledger_now()")

@@ -6,10 +6,13 @@ import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects.postgresql import ARRAY
 
+from migrations.rows import refuse_rows
+
 revision = "0002"
 down_revision = "0001"
 branch_labels = None
 depends_on = None
+TABLES = ("vault_holds", "vault_keys", "billing_run_events", "billing_runs")
 
 
 def _id() -> sa.Column[object]:
@@ -151,5 +154,6 @@ def _holds() -> None:
 
 
 def downgrade() -> None:
-    for table in ("vault_holds", "vault_keys", "billing_run_events", "billing_runs"):
+    refuse_rows(op.get_bind(), TABLES)
+    for table in TABLES:
         op.drop_table(table)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 import click
+
+EARLIEST: Final = datetime(2000, 1, 1, tzinfo=UTC)
+"""Of anything that Stripe could be asked for."""
 
 
 class Moment(click.ParamType[datetime]):
@@ -27,6 +30,8 @@ class Moment(click.ParamType[datetime]):
         moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
         if moment > datetime.now(UTC):
             self.fail("the time lies in the future", param, ctx)
+        if moment < EARLIEST:
+            self.fail(f"the time lies before {EARLIEST:%Y}", param, ctx)
         return moment
 
 

@@ -15,6 +15,7 @@ from models.events import event_from_json
 from models.ledger import Ledger, Retry
 from models.ledger_reads import LedgerReads
 from models.settings import Settings, load_settings
+from sandbox import clock
 from sandbox.health import http
 from sandbox.ports import free_port
 from tests.support.bridges import RunningBridge, published, wait_published
@@ -199,6 +200,34 @@ def test_what_is_settled_is_acked_while_the_task_queue_is_full(
     broker.publish(paid)
     bridge.wait_count("acked", 1)
     assert bridge.held == 1
+
+
+def test_a_sweep_that_does_not_run_rings(
+    broker: Broker,
+    start: Start,
+    ledger: Ledger,
+    database_url: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock.install(database_url)
+    ledger.reserve(new_record(event_from_json(billing_event("due"))), "test", 0)
+    bridge = start()
+
+    def look() -> bool:
+        bridge.await_(lambda bridge: bridge.sweep_watch.run_once())
+        return bridge.call(lambda bridge: bridge.sweep_watch.missing)
+
+    assert not look(), "it is not late yet"
+    clock.advance(database_url, 1000)
+    assert look()
+    assert "alarm_no_sweep" in caplog.text
+    assert metric(broker, "no_sweep", source=broker.kind) == 1
+    ledger.dispatch_due("", 10)
+    assert not look()
+    clock.advance(database_url, 1000)
+    claim = claimed(ledger, new_record(event_from_json(billing_event("another"))))
+    ledger.record_outcome(claim, outcome(), Retry(1))
+    assert look(), "what is settled says nothing"
 
 
 def test_charging_that_does_not_get_on_stops_publishing_until_it_does(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import re
 import runpy
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,9 +17,12 @@ import pytest
 from celery import Celery
 from kombu.exceptions import OperationalError
 
+from models.limits import MAX_CLOCK_OFF_S
 from sandbox import binaries, roles
 from sandbox.ports import free_port
+from tests.support.roles import RoleStarter
 from tests.support.services import Services
+from tests.support.waiting import wait_until
 
 FAILS_WITHIN_S = 5.0
 
@@ -73,6 +79,74 @@ def test_nothing_is_acknowledged_before_it_was_worked_on_and_no_result_is_kept(
     assert conf["accept_content"] == ["json"]
     assert conf["result_backend"] is None
     assert conf["task_ignore_result"] is True
+
+
+def test_expired_messages_hold_up_no_later_ones(app: Celery, role: RoleStarter) -> None:
+    """Guard: they are acknowledged, or two of them fill the control worker's prefetch for good."""
+    gone = datetime.now(UTC) - timedelta(seconds=1)
+    for _ in range(5):
+        app.send_task("tasks.sweep", queue="control", expires=gone)
+    worker = role("worker-control")
+    app.send_task("tasks.sweep", queue="control", task_id="the-living-one")
+    wait_until(
+        lambda: re.search(r"tasks.sweep\[the-living-one\] succeeded", worker.log()),
+        30,
+        "a later sweep runs",
+    )
+    assert worker.log().count("task_expired") == 5
+
+
+def test_beat_is_not_silenced_by_a_time_that_lies_in_the_future(conf: dict[str, Any]) -> None:
+    schedule = conf["beat_schedule"]["sweep"]["schedule"]
+    now = schedule.now()
+    assert schedule.is_due(now + timedelta(days=1)) == (True, schedule.seconds)
+    assert schedule.is_due(now - timedelta(days=1)).is_due
+    due, next_s = schedule.is_due(now)
+    assert not due
+    assert 0 < next_s <= schedule.seconds
+
+
+def test_beat_can_keep_its_schedule(environment: dict[str, str]) -> None:
+    code = (
+        "import celeryconfig, pickle; kept = celeryconfig.beat_schedule['sweep']['schedule']; "
+        "print(pickle.loads(pickle.dumps(kept)) == kept)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        cwd=binaries.CHECKOUT,
+        env={**os.environ, **environment},
+    )
+    assert done.stdout == "True\n"
+
+
+def test_two_clocks_that_differ_expire_no_sweep(conf: dict[str, Any]) -> None:
+    assert conf["beat_schedule"]["sweep"]["options"]["expires"] > MAX_CLOCK_OFF_S
+
+
+def test_what_celery_reads_by_itself_is_what_was_checked() -> None:
+    code = (
+        "import os, tasks; tasks.app.conf.task_queues; print(tasks.app.conf.broker_read_url, "
+        "tasks.app.conf.result_backend, os.environ['CELERY_BROKER_URL'])"
+    )
+    others = ("CELERY_BROKER_READ_URL", "CELERY_BROKER_WRITE_URL", "CELERY_RESULT_BACKEND")
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        cwd=binaries.CHECKOUT,
+        env={
+            **os.environ,
+            "CELERY_BROKER_URL": "  redis://127.0.0.1:7/0 ",
+            **dict.fromkeys(others, "redis://elsewhere/0"),
+        },
+    )
+    assert done.stdout.split() == ["redis://127.0.0.1:7/0", "None", "redis://127.0.0.1:7/0"]
 
 
 def test_charges_and_control_have_queues_of_their_own(app: Celery) -> None:

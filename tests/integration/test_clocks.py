@@ -12,9 +12,10 @@ import pytest
 from sqlalchemy.engine import Engine
 
 import tasks.alarms
-from models.clocks import MAX_CLOCK_OFF_S, check_clock, clock_off_s
+from models.clocks import check_clock, clock_off_s
 from models.errors import ConfigurationError
 from models.ledger import Ledger
+from models.limits import MAX_CLOCK_OFF_S
 from models.states import State
 from sandbox import binaries, clock, roles
 from tasks.recover import Recovery

@@ -7,7 +7,7 @@ import base64
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -79,6 +79,12 @@ class RunningBridge:
         bridge = self.bridge
         self._loop.call_soon_threadsafe(lambda: answer.set_result(function(bridge)))
         return answer.result(10)
+
+    def await_(self, work: Callable[[Bridge], Coroutine[Any, Any, T]]) -> T:
+        """The same for what has to be awaited there."""
+        assert self._loop is not None
+        assert self.bridge is not None
+        return asyncio.run_coroutine_threadsafe(work(self.bridge), self._loop).result(10)
 
     def count(self, name: str) -> int:
         """How often something has happened (see bridges/counters.py)."""
