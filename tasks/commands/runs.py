@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from models.errors import EventRefused
+from models.events import check_id
 from models.money import DEFAULT_CURRENCY, MAX_TOTAL_CENTS
 from tasks.commands.console import (
     Refused,
@@ -48,6 +50,11 @@ def open_run(
     ctx: click.Context, billing_run: str, currency: str, expected_total_cents: int, as_json: bool
 ) -> None:
     """Open a run, with its cap and its vault key. Opening it again as it is does nothing."""
+    try:
+        check_id("billing_run", billing_run)
+    except EventRefused as refused:
+        # No event could ever name it.
+        raise Refused(refused.detail) from None
     with _runs(ctx) as (settings, runs):
         opened = runs.open(billing_run, currency, expected_total_cents)
         if settings.vault_mode != "off":

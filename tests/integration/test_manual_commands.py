@@ -276,6 +276,15 @@ def test_no_worker_starts_until_a_recovery_has_ended(
     role("worker")
 
 
+def test_a_recovery_from_before_there_was_stripe_is_not_begun(
+    worker: Worker, celery: Commands
+) -> None:
+    worker.here.ledger.pin_deployment("stripe-billing")
+    ended = celery.run("ledger", "recover", "--since", "0001-01-01")
+    assert (ended.returncode, "lies before 2000" in ended.stderr) == (2, True)
+    assert not worker.here.reads.recovering()
+
+
 def test_a_recovery_beside_running_workers_is_refused(
     worker: Worker, celery: Commands, role: RoleStarter
 ) -> None:

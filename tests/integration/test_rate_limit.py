@@ -107,6 +107,15 @@ def test_without_redis_requests_pass_and_an_alarm_rings(
     assert len(alarms) == 1
 
 
+@pytest.mark.parametrize("rule", ["none", "optional", "required"])
+def test_both_spellings_of_a_certificate_rule_are_read(rule: str) -> None:
+    for name in (rule, f"CERT_{rule.upper()}"):
+        made = limiter(f"rediss://127.0.0.1:1/0?ssl_cert_reqs={name}")
+        made.close()
+    with pytest.raises(ConfigurationError, match="RATE_LIMIT_REDIS_URL"):
+        limiter("rediss://127.0.0.1:1/0?ssl_cert_reqs=CERT_PERHAPS")
+
+
 def test_the_limit_can_be_left_out_and_wants_a_redis_otherwise() -> None:
     off = load_settings({"STRIPE_RATE_PER_S": "0"})
     assert RateLimiter.from_settings(off, "key") is None

@@ -265,6 +265,7 @@ def test_a_run_is_opened_shown_raised_renewed_and_closed(celery: Commands, books
 def test_what_a_run_command_refuses_is_one_line(celery: Commands) -> None:
     assert "no billing run" in celery.refused("run", "show", RUN)
     shown(celery, "open", RUN, "--expected-total-cents", "100")
+    assert "billing_run" in celery.refused("run", "open", "", "--expected-total-cents", "200")
     line = celery.refused("run", "open", RUN, "--expected-total-cents", "200")
     assert "another expected total" in line
     assert celery.run("run", "open", RUN).returncode == 2

@@ -6,6 +6,7 @@ import pytest
 
 from models.errors import ConfigurationError
 from models.limits import FAST_LIMITS, Limits, check_limits
+from models.money import MAX_TOTAL_CENTS
 from models.settings import Settings, load_settings
 
 
@@ -73,6 +74,10 @@ def test_limits_that_only_waste_work_are_warned_about(
         ({"CHARGE_NAMESPACE": "a:b"}, "CHARGE_NAMESPACE"),
         ({"MAX_CLAIMS": "0"}, "MAX_CLAIMS"),
         ({"MAX_AMOUNT_CENTS": "1e3"}, "MAX_AMOUNT_CENTS"),
+        ({"MAX_AMOUNT_CENTS": "0"}, "MAX_AMOUNT_CENTS must be from 1 to"),
+        ({"MAX_AMOUNT_CENTS": "-5"}, "MAX_AMOUNT_CENTS must be from 1 to"),
+        ({"MAX_AMOUNT_CENTS": str(MAX_TOTAL_CENTS + 1)}, "MAX_AMOUNT_CENTS must be from 1 to"),
+        ({"POLL_FOR_S": "1e300"}, "POLL_FOR_S must be a number above 0 and up to"),
         ({"DATABASE_POOLED": "maybe"}, "DATABASE_POOLED"),
         ({"LIMITS": "quick"}, "LIMITS"),
         ({"VAULT_MODE": "on"}, "VAULT_MODE"),
