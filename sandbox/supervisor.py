@@ -220,7 +220,7 @@ def start_in_background(directory: Path) -> None:
             stderr=subprocess.STDOUT,
             start_new_session=True,
             cwd=Path(__file__).resolve().parent.parent,
-            env={**roles.base_environment(directory / "home"), "TMPDIR": _temporary_folder()},
+            env={**roles.base_environment(directory / "home"), **_from_the_caller()},
         )
     deadline = time.monotonic() + READY_WITHIN_S
     pause = threading.Event()
@@ -235,8 +235,13 @@ def start_in_background(directory: Path) -> None:
             return
 
 
-def _temporary_folder() -> str:
-    return os.environ.get("TMPDIR", "/tmp")  # noqa: S108 - the system's own choice
+def _from_the_caller() -> dict[str, str]:
+    """The supervisor looks for nsqd and redis-server where `make setup` looked; roles get none."""
+    own = Path(sys.executable).parent
+    return {
+        "PATH": f"{own}:{os.environ.get('PATH', os.defpath)}",
+        "TMPDIR": os.environ.get("TMPDIR", "/tmp"),  # noqa: S108 - the system's own choice
+    }
 
 
 def _take(lock: IO[str]) -> bool:

@@ -11,9 +11,11 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 import redis
 
+from sandbox.binaries import nsq_daemon
 from sandbox.envfile import read_env
 from sandbox.files import read_json
 from sandbox.stack import Stack
@@ -191,6 +193,18 @@ def test_a_port_that_a_stranger_took_meanwhile_is_chosen_anew(sandbox: Sandbox) 
         stranger.listen()
         sandbox.run("up", "--only", ROLES)
         assert read_json(sandbox.directory / "stack.json")["ports"]["redis"] != port
+
+
+def test_a_program_on_the_callers_path_is_the_one_that_runs(
+    sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_path = tmp_path / "nsqlookupd"
+    on_path.symlink_to(nsq_daemon("nsqlookupd"))
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    sandbox.run("up", "--only", "nsqlookupd")
+    role = psutil.Process(sandbox.pids()["nsqlookupd"])
+    assert role.cmdline()[0] == str(on_path)
+    assert str(tmp_path) not in role.environ()["PATH"]
 
 
 def test_a_role_that_is_not_there_is_refused(sandbox: Sandbox) -> None:
