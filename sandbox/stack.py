@@ -93,12 +93,20 @@ class Stack:
 
         Only while nothing of this stack runs.
         """
+        if read_json(self._configuration) is None:
+            self._drop_earlier_data()
         self.ports = choose_ports(roles.PORTS, self.ports)
         self.save()
         for folder in ("logs", "home"):
             (self.directory / folder).mkdir(exist_ok=True)
         if "postgres" in self.names:
             self.postgres.make_cluster()
+
+    def _drop_earlier_data(self) -> None:
+        """A removed folder may have left a cluster elsewhere, whose password is gone with it."""
+        if self.leftovers():
+            raise SandboxError("an earlier stack still runs here: end its `sandbox.supervisor`")
+        postgres.remove_private_folder(self.directory)
 
     def save(self) -> None:
         kept = {

@@ -1,0 +1,48 @@
+"""What becomes of data outside the folder when a stack begins anew."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sandbox import postgres
+from sandbox.processes import MARK, SandboxError
+from sandbox.stack import Stack
+
+
+@pytest.fixture
+def old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """In the private folder of the stack in `tmp_path / "stack"`."""
+    monkeypatch.setattr(postgres, "PRIVATE_PARENT", tmp_path)
+    folder = postgres.private_folder(tmp_path / "stack")
+    (folder / "data").mkdir()
+    file = folder / "data" / "PG_VERSION"
+    file.touch()
+    return file
+
+
+def test_a_new_stack_drops_the_data_of_a_removed_one_and_keeps_its_own(old_file: Path) -> None:
+    directory = old_file.parent.parent.parent / "stack"
+    Stack(directory, names=("redis",)).prepare()
+    assert not old_file.exists()
+    old_file.parent.mkdir(parents=True)
+    old_file.touch()
+    Stack(directory, names=("redis",)).prepare()
+    assert old_file.exists()
+
+
+def test_data_that_a_process_may_still_use_is_not_dropped(old_file: Path) -> None:
+    directory = old_file.parent.parent.parent / "stack"
+    command = [sys.executable, "-c", "input()"]
+    environment = {**os.environ, MARK: str(directory)}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, env=environment) as left:
+        try:
+            with pytest.raises(SandboxError, match="still runs"):
+                Stack(directory, names=("redis",)).prepare()
+        finally:
+            left.kill()
+    assert old_file.exists()
