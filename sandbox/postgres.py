@@ -129,7 +129,8 @@ class Postgres:
             pid = int(pid_file.read_text().splitlines()[0])
             process = psutil.Process(pid)
             ours = process.name() == "postgres" and Path(process.cwd()) == self.data
-        except (FileNotFoundError, IndexError, ValueError, psutil.NoSuchProcess):
+        except (FileNotFoundError, IndexError, ValueError, psutil.Error):
+            # A process that may not be looked at is another user's.
             ours = False
         if not ours:
             pid_file.unlink(missing_ok=True)

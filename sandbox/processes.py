@@ -81,6 +81,7 @@ class Processes:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._children: dict[str, Child] = {}
+        self._record_due = False
 
     def start(self, spec: RoleSpec) -> int:
         """Starts a role that is not running; returns its pid (also its process group)."""
@@ -168,6 +169,17 @@ class Processes:
         return {name: child.pid for name, child in self._children.items() if child.alive}
 
     def _record(self) -> None:
+        self._record_due = True
+        self.record_what_is_due()
+
+    def record_what_is_due(self) -> None:
+        """Writes down which roles run. A full disk ends none of them: it is tried again here."""
+        if self._record_due:
+            with suppress(OSError):
+                self._write_record()
+                self._record_due = False
+
+    def _write_record(self) -> None:
         children = self._children.values()
         known = {c.spec.name: [c.pid, start_time(c.pid)] for c in children if c.alive}
         write_json(self._directory / "processes.json", known)

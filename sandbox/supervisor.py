@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -33,6 +34,8 @@ SETTLED_AFTER_S = 10.0
 READY_WITHIN_S = 10.0
 LOCK_WITHIN_S = 2.0
 REQUEST_BYTES = 65_536
+SURVIVED = (OSError, subprocess.SubprocessError)
+"""No trouble with one role or with a full disk ends the supervisor: all roles would die with it."""
 DOWN_ORDER = (
     ("bridge-nsq", "bridge-redis", "beat", "flower"),
     ("worker", "worker-control"),
@@ -76,7 +79,11 @@ class Supervisor:
         if ready:
             self._answer_one()
         for name, watched in self.watched.items():
-            self._look_after(name, watched)
+            try:
+                self._look_after(name, watched)
+            except SURVIVED as error:
+                say(f"{name} could not be looked after: {error}")
+        self.processes.record_what_is_due()
         return self._stopping_all and self._all_down()
 
     # --- one role --------------------------------------------------------------------------
@@ -164,14 +171,16 @@ class Supervisor:
             try:
                 request = json.loads(link.recv(REQUEST_BYTES))
                 link.sendall(json.dumps(self.answer(request)).encode() + b"\n")
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, RecursionError) as error:
                 say(f"a command was not understood: {type(error).__name__}")
 
-    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+    def answer(self, request: Any) -> dict[str, Any]:
         """Does what a request says, without waiting for it to take effect."""
+        if not isinstance(request, dict):
+            return {"error": "a request is a JSON object"}
         try:
             return self._do(str(request.get("do")), request)
-        except SandboxError as error:
+        except (SandboxError, *SURVIVED) as error:
             return {"error": str(error)}
 
     def _do(self, what: str, request: dict[str, Any]) -> dict[str, Any]:
@@ -207,7 +216,9 @@ class Supervisor:
 
 
 def say(text: str) -> None:
-    print(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {text}", flush=True)
+    # The log may be on a full disk.
+    with suppress(OSError):
+        print(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {text}", flush=True)
 
 
 def start_in_background(directory: Path) -> None:

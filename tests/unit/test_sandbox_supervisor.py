@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import signal
+import socket
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
+from sandbox import control, processes
+from sandbox.files import read_json
+from sandbox.postgres import Postgres
 from sandbox.processes import RoleSpec, SandboxError
 from sandbox.stack import Stack
 from sandbox.supervisor import Supervisor
@@ -120,3 +126,81 @@ def test_unknown_roles_and_commands_are_refused(directory: Path) -> None:
     with pytest.raises(SandboxError):
         supervisor.stack.require("nonsense")
     supervisor.processes.kill_all()
+
+
+def test_a_full_disk_ends_nobody_and_the_record_is_written_when_there_is_room(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervisor = supervised(directory, SLEEPER)
+    first = supervisor.processes.pids()["redis"]
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(processes, "write_json", full)
+        patched.setattr(sys.stdout, "flush", full)
+        os.kill(first, signal.SIGKILL)
+        wait_until(
+            lambda: (
+                state(supervisor) == "running" and supervisor.processes.pids()["redis"] != first
+            ),
+            5.0,
+            "the role runs again",
+        )
+        assert supervisor.answer({"do": "stop", "role": "redis", "kill": True}) == {}
+        assert supervisor.answer({"do": "start", "role": "redis"}) == {}
+    second = supervisor.processes.pids()["redis"]
+    assert read_json(directory / "pids.json") == {"redis": first}
+    supervisor.run_once(0.01)
+    assert read_json(directory / "pids.json") == {"redis": second}
+    supervisor.processes.kill_all()
+
+
+def test_trouble_with_one_role_does_not_end_the_supervisor(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    supervisor = supervised(directory, SLEEPER)
+
+    def trouble(_: str) -> bool:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(supervisor.processes, "is_alive", trouble)
+        assert not supervisor.run_once(0.01)
+    assert "redis could not be looked after" in capsys.readouterr().out
+    assert state(supervisor) == "running"
+    supervisor.processes.kill_all()
+
+
+@pytest.mark.parametrize("request_text", [b"[]", b"1", b"null", b"[" * 60_000, b"\xff", b""])
+def test_a_request_that_is_no_object_is_refused_and_the_next_one_answered(
+    directory: Path, request_text: bytes
+) -> None:
+    supervisor = supervised(directory, SLEEPER)
+    with socket.socket(socket.AF_UNIX) as link, control._short_path(directory) as path:
+        link.connect(path)
+        link.sendall(request_text)
+        link.shutdown(socket.SHUT_WR)
+        assert not supervisor.run_once(1.0)
+    assert state(supervisor) == "running"
+    supervisor.processes.kill_all()
+
+
+def test_a_pid_file_with_another_users_process_does_not_keep_postgres_down(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Closed:
+        def __init__(self, pid: int) -> None:
+            self.pid = pid
+
+        def name(self) -> str:
+            return "postgres"
+
+        def cwd(self) -> str:
+            raise psutil.AccessDenied(self.pid)
+
+    monkeypatch.setattr(psutil, "Process", Closed)
+    (directory / "postmaster.pid").write_text("1\n")
+    Postgres(directory, directory, None, 1, "")._before_start()
+    assert not (directory / "postmaster.pid").exists()
