@@ -11,12 +11,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import psycopg
+
 from sandbox import clock, control, health, supervisor
 from sandbox.binaries import CHECKOUT
 from sandbox.control import RemoteKeeper
 from sandbox.processes import SandboxError
 from sandbox.roles import ROLES
 from sandbox.stack import DEFAULT_VAULT_MODE, Limits, Stack
+from sandbox.stripe_simulator.admin import MAX_ADVANCE_S
 
 DEFAULT_DIRECTORY = CHECKOUT / ".sandbox"
 DOWN_WITHIN_S = 150.0
@@ -199,17 +202,42 @@ def stop(directory: Path, role: str, *, kill: bool) -> int:
 def advance_clock(directory: Path, seconds: float) -> int:
     """Lets time pass for everybody while nobody acts: ledger first, then the simulator.
 
-    In this order a charge never looks newer to the ledger than it is to Stripe.
+    In this order a charge never looks newer to the ledger than it is to Stripe. Nothing is touched
+    where the simulator would not follow, and whom this stopped it starts again, come what may.
     """
     stack = Stack.load(directory)
     keeper = RemoteKeeper(directory)
     running = [name for name in CLOCK_ROLES if name in keeper.running()]
-    for name in running:
-        keeper.stop_role(name)
-    clock.advance(stack.settings["DATABASE_URL"], seconds)
-    health.request("POST", stack.url("stripe", "/_sim/clock"), {"advance_s": seconds})
-    for name in reversed(running):
-        keeper.start_role(name)
+    simulator = stack.url("stripe", "/_sim/clock")
+    _check_move(simulator, seconds)
+    try:
+        for name in running:
+            keeper.stop_role(name)
+        _move_clocks(stack.settings["DATABASE_URL"], simulator, seconds)
+    finally:
+        for name in reversed(running):
+            keeper.start_role(name)
     stack.wait_healthy(keeper, running)
     say(f"the clocks moved forward by {seconds:g} s")
     return 0
+
+
+def _check_move(simulator: str, seconds: float) -> None:
+    if seconds > MAX_ADVANCE_S:
+        raise SandboxError(f"a clock moves by {MAX_ADVANCE_S:g} s at most")
+    try:
+        health.get_json(simulator)
+    except OSError as error:
+        raise SandboxError(f"no clock was moved: {error}") from error
+
+
+def _move_clocks(database_url: str, simulator: str, seconds: float) -> None:
+    try:
+        clock.advance(database_url, seconds)
+    except psycopg.Error as error:
+        trouble = error.sqlstate or type(error).__name__
+        raise SandboxError(f"no clock was moved: PostgreSQL says {trouble}") from error
+    try:
+        health.request("POST", simulator, {"advance_s": seconds})
+    except OSError as error:
+        raise SandboxError(f"the ledger's clock moved, the simulator's did not: {error}") from error

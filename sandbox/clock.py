@@ -31,6 +31,7 @@ def install(database_url: str) -> None:
 
 
 def advance(database_url: str, seconds: float) -> None:
-    """Moves the ledger's clock forward."""
+    """Moves the ledger's clock forward; not at all where PostgreSQL has no such time."""
     with psycopg.connect(database_url) as link:
         link.execute("UPDATE sandbox_clock SET offset_s = offset_s + %s", [seconds])
+        link.execute("SELECT ledger_now()")

@@ -12,12 +12,15 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
+import psycopg
 import pytest
 import redis
 
+from sandbox import clock
 from sandbox.binaries import nsq_daemon
 from sandbox.envfile import read_env
 from sandbox.files import read_json
+from sandbox.health import get_json
 from sandbox.stack import Stack
 from tests.support.sandboxes import Sandbox, alive
 from tests.support.waiting import stays, wait_until
@@ -228,3 +231,34 @@ def test_commands_without_a_stack_are_refused_in_one_line(sandbox: Sandbox) -> N
         refused = sandbox.run(*command, ok=False)
         assert refused.returncode == 1
         assert len(refused.stderr.strip().splitlines()) == 1
+
+
+def _offsets_s(settings: dict[str, str]) -> tuple[float, float]:
+    """How far ahead the ledger's clock and the simulator's are."""
+    with psycopg.connect(settings["DATABASE_URL"]) as link:
+        row = link.execute("SELECT offset_s FROM sandbox_clock").fetchone()
+    assert row is not None
+    return row[0], get_json(f"{settings['STRIPE_API_BASE']}/_sim/clock")["offset_s"]
+
+
+def test_a_clock_that_cannot_be_moved_moves_no_other_and_leaves_the_roles_running(
+    sandbox: Sandbox,
+) -> None:
+    sandbox.run("up", "--only", "postgres,redis,stripe,beat")
+    settings = read_env(sandbox.directory / "env")
+    for stopped, by in ((None, "20000d"), ("stripe", "1h"), ("postgres", "1h")):
+        if stopped is not None:
+            sandbox.run("stop", stopped)
+        refused = sandbox.run("clock", "--advance", by, ok=False)
+        assert refused.returncode == 1
+        (line,) = refused.stderr.strip().splitlines()
+        assert line.startswith("sandbox: ")
+        assert "beat" in sandbox.pids()
+        if stopped is not None:
+            sandbox.run("start", stopped)
+        assert _offsets_s(settings) == (0.0, 0.0)
+    with pytest.raises(psycopg.errors.DatetimeFieldOverflow):
+        clock.advance(settings["DATABASE_URL"], 1e13)
+    assert _offsets_s(settings) == (0.0, 0.0)
+    sandbox.run("clock", "--advance", "1h")
+    assert _offsets_s(settings) == (3600.0, 3600.0)
