@@ -14,10 +14,10 @@ BUILT = CHECKOUT / ".cache" / "bin"
 
 
 def nsq_daemon(name: str) -> str:
-    """`nsqd` or `nsqlookupd`."""
+    """`nsqd` or `nsqlookupd`, absolute: the role may run in another folder."""
     on_path = shutil.which(name)
     if on_path is not None:
-        return on_path
+        return str(Path(on_path).absolute())
     if not (BUILT / name).is_file():
         raise SandboxError(f"{name} is missing: run `make setup`")
     return str(BUILT / name)

@@ -60,11 +60,12 @@ class Place:
         command: Sequence[str],
         environment: Mapping[str, str] | None = None,
         grace_s: float = 10.0,
+        directory: Path = binaries.CHECKOUT,
     ) -> RoleSpec:
         return RoleSpec(
             name=name,
             command=tuple(command),
-            directory=binaries.CHECKOUT,
+            directory=directory,
             log=self.directory / "logs" / f"{name}.log",
             environment={**self.base_environment, **(environment or {})},
             grace_s=grace_s,
@@ -121,11 +122,13 @@ def nsqd(place: Place, ports: Mapping[str, int], options: Sequence[str] = ()) ->
             f"--http-address={LOOPBACK}:{ports['nsqd-http']}",
             f"--lookupd-tcp-address={LOOPBACK}:{ports['nsqlookupd-tcp']}",
             f"--broadcast-address={LOOPBACK}",
-            f"--data-path={place.folder('nsqd')}",
+            # Not the folder's name: nsqd takes a % in it for a format.
+            "--data-path=.",
             "--mem-queue-size=0",
             "--sync-every=1",
             *options,
         ],
+        directory=place.folder("nsqd"),
     )
 
 

@@ -20,8 +20,9 @@ from sandbox import clock
 from sandbox.binaries import nsq_daemon
 from sandbox.envfile import read_env
 from sandbox.files import read_json
-from sandbox.health import get_json
+from sandbox.health import channel_stats, get_json
 from sandbox.stack import Stack
+from tests.support.producers import billing_event, publish_nsq
 from tests.support.sandboxes import Sandbox, alive
 from tests.support.waiting import stays, wait_until
 
@@ -100,6 +101,16 @@ def test_a_proof_that_could_not_be_written_is_refused_before_the_demo(sandbox: S
         assert refused.returncode == 1
         (line,) = refused.stderr.strip().splitlines()
         assert line.endswith(f"{path} cannot be written")
+
+
+def test_nsqd_keeps_its_messages_below_a_path_with_a_percent_sign(sandbox: Sandbox) -> None:
+    sandbox.directory = sandbox.directory.with_name("50%done")
+    sandbox.run("up", "--only", ROLES)
+    settings = read_env(sandbox.directory / "env")
+    publish_nsq(settings, billing_event("one"))
+    sandbox.run("stop", "--kill", "nsqd")
+    sandbox.run("start", "nsqd")
+    assert channel_stats(settings)["depth"] == 1
 
 
 def test_a_stopped_role_stays_stopped_until_it_is_started(sandbox: Sandbox) -> None:
