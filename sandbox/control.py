@@ -91,6 +91,11 @@ def ask(directory: Path, request: dict[str, Any]) -> dict[str, Any]:
                 link.connect(path)
             link.sendall(json.dumps(request).encode() + b"\n")
             answer = link.makefile("rb").readline()
+    except (TimeoutError, BlockingIOError) as error:
+        # The second when others wait already, and the queue of the socket is full.
+        raise SandboxError(
+            "the supervisor does not answer: `python -m sandbox down` ends it and all roles"
+        ) from error
     except OSError as error:
         raise SandboxError("no stack is running here: `python -m sandbox up`") from error
     if not answer:

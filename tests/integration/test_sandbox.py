@@ -228,9 +228,13 @@ def test_a_role_that_is_not_there_is_refused(sandbox: Sandbox) -> None:
     assert "no role 'nonsense'" in refused.stderr
 
 
-def test_down_ends_a_supervisor_that_does_not_answer(sandbox: Sandbox) -> None:
+def test_up_tells_of_a_supervisor_that_does_not_answer_and_down_ends_it(sandbox: Sandbox) -> None:
     sandbox.run("up", "--only", ROLES)
     sandbox.supervisor().send_signal(signal.SIGSTOP)
+    refused = sandbox.run("up", "--only", ROLES, ok=False)
+    assert refused.returncode == 1
+    (line,) = refused.stderr.strip().splitlines()
+    assert "the supervisor does not answer: `python -m sandbox down`" in line
     sandbox.run("down")
     assert sandbox.processes() == []
     with pytest.raises(AssertionError, match="no supervisor runs"):
