@@ -47,6 +47,11 @@ def main() -> int:
     except SetupError as error:
         print(f"setup: {error}", file=sys.stderr)
         return 1
+    except OSError as error:
+        # Most of all a checkout that belongs to somebody else, or a full disk.
+        place = error.filename or CHECKOUT
+        print(f"setup: {place} cannot be used: {error.strerror or error}", file=sys.stderr)
+        return 1
     return 0
 
 

@@ -45,3 +45,14 @@ def test_a_program_that_does_not_run_is_not_taken_for_python(tmp_path: Path) -> 
     broken.write_text("#!/nonexistent/python\n")
     broken.chmod(0o755)
     assert not bootstrap._runs(broken)
+
+
+def test_a_checkout_that_cannot_be_written_is_told_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Below a file: nobody can write there, root neither.
+    cache = tmp_path / "file" / ".cache"
+    cache.parent.touch()
+    monkeypatch.setattr(bootstrap, "CACHE", cache)
+    assert bootstrap.main() == 1
+    assert capsys.readouterr().err == f"setup: {cache} cannot be used: Not a directory\n"
