@@ -23,6 +23,7 @@ import psycopg
 from psycopg import sql
 
 from sandbox import binaries
+from sandbox.files import write_atomically
 from sandbox.ports import LOOPBACK
 from sandbox.processes import Account, RoleSpec, SandboxError
 
@@ -66,7 +67,7 @@ class Postgres:
         shutil.rmtree(self.data, ignore_errors=True)
         self.data.mkdir(mode=0o700)
         password_file = self.data.with_name("password")
-        password_file.write_text(self.password)
+        write_atomically(password_file, self.password, mode=0o600)
         try:
             for path in (self.data, password_file):
                 self._give(path)

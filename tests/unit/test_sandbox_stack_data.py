@@ -1,4 +1,4 @@
-"""What becomes of data outside the folder when a stack begins anew."""
+"""The cluster's files: who may read them, and which go when a stack begins anew."""
 
 from __future__ import annotations
 
@@ -46,3 +46,22 @@ def test_data_that_a_process_may_still_use_is_not_dropped(old_file: Path) -> Non
         finally:
             left.kill()
     assert old_file.exists()
+
+
+def test_the_password_of_a_new_cluster_is_its_owners_only_from_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[str, int]] = []
+
+    def look(path: Path) -> None:
+        seen.append((path.read_text(), path.stat().st_mode & 0o777))
+
+    monkeypatch.setattr(postgres.Postgres, "_give", lambda _, path: path.is_dir() or look(path))
+    monkeypatch.setattr(postgres.Postgres, "_initdb", lambda _, path: look(path))
+    before = os.umask(0o022)
+    try:
+        postgres.Postgres(tmp_path, tmp_path / "data", None, 1, "secret").make_cluster()
+    finally:
+        os.umask(before)
+    assert seen == [("secret", 0o600)] * 2
+    assert not (tmp_path / "password").exists()
