@@ -50,16 +50,20 @@ def open_run(
     ctx: click.Context, billing_run: str, currency: str, expected_total_cents: int, as_json: bool
 ) -> None:
     """Open a run, with its cap and its vault key. Opening it again as it is does nothing."""
-    try:
-        check_id("billing_run", billing_run)
-    except EventRefused as refused:
-        # No event could ever name it.
-        raise Refused(refused.detail) from None
     with _runs(ctx) as (settings, runs):
+        _check_name(billing_run)
         opened = runs.open(billing_run, currency, expected_total_cents)
         if settings.vault_mode != "off":
             _keys(settings, runs).of(opened)
         _print(runs.report(opened.billing_run, opened.currency), as_json=as_json)
+
+
+def _check_name(billing_run: str) -> None:
+    """Refuse what no event could ever name."""
+    try:
+        check_id("billing_run", billing_run)
+    except EventRefused as refused:
+        raise Refused(refused.detail) from None
 
 
 @run.command()
