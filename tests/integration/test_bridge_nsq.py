@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from bridges.bridge import Bridge
 from models.events import event_from_json
 from models.ledger import Ledger, Retry
 from models.settings import load_settings
-from tests.support.bridges import RunningBridge, published_keys, wait_published
+from tests.support.bridges import Start, published_keys, start, wait_published
 from tests.support.brokers import Nsq
 from tests.support.ledgers import claimed, new_record, outcome
 from tests.support.nsq_gates import Authority, authority, certificate
@@ -22,9 +21,8 @@ from tests.support.roles import RoleStarter
 from tests.support.services import Services
 from tests.support.waiting import stays, wait_until
 
-__all__ = ["authority", "certificate"]
+__all__ = ["authority", "certificate", "start"]
 
-Start = Callable[..., RunningBridge]
 ANSWERS = ("acked", "parked", "handed_back", "requeued_before_timeout", "overflow")
 
 
@@ -42,17 +40,6 @@ def environment(
         "BACKOFF_BASE_S": "0.2",
         "BACKOFF_CAP_S": "0.5",
     }
-
-
-@pytest.fixture
-def start() -> Iterator[Start]:
-    with ExitStack() as stack:
-
-        def start_one(environment: dict[str, str], **changes: str) -> RunningBridge:
-            settings = load_settings({**environment, **changes})
-            return stack.enter_context(RunningBridge(settings, "nsq"))
-
-        yield start_one
 
 
 def test_a_message_that_comes_more_than_five_times_is_not_given_up_while_the_ledger_is_away(

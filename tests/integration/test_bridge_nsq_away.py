@@ -6,7 +6,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,8 @@ from bridges import host_names
 from bridges import nsq as bridges_nsq
 from bridges.bridge import Bridge
 from bridges.nsq import RECONNECT_S
-from models.settings import load_settings
 from sandbox.ports import free_port
-from tests.support.bridges import RunningBridge
+from tests.support.bridges import Start, start
 from tests.support.brokers import Nsq
 from tests.support.nsq_gates import certificate
 from tests.support.producers import billing_event
@@ -26,9 +24,8 @@ from tests.support.proxy import Proxy
 from tests.support.services import Services
 from tests.support.waiting import stays
 
-__all__ = ["certificate"]
+__all__ = ["certificate", "start"]
 
-Start = Callable[..., RunningBridge]
 CLIENT_HELLO = b"\x16\x03\x01"
 """What a TLS handshake begins with."""
 
@@ -45,17 +42,6 @@ def environment(
         "NSQ_LOOKUPD_HTTP_ADDRESS": "",
         "LIMITS_CHECK": "warn",
     }
-
-
-@pytest.fixture
-def start() -> Iterator[Start]:
-    with ExitStack() as stack:
-
-        def start_one(environment: dict[str, str], **changes: str) -> RunningBridge:
-            settings = load_settings({**environment, **changes})
-            return stack.enter_context(RunningBridge(settings, "nsq"))
-
-        yield start_one
 
 
 class NameServer:

@@ -106,12 +106,9 @@ def test_beat_is_not_silenced_by_a_time_that_lies_in_the_future(conf: dict[str, 
     assert 0 < next_s <= schedule.seconds
 
 
-def test_beat_can_keep_its_schedule(environment: dict[str, str]) -> None:
-    code = (
-        "import celeryconfig, pickle; kept = celeryconfig.beat_schedule['sweep']['schedule']; "
-        "print(pickle.loads(pickle.dumps(kept)) == kept)"
-    )
-    done = subprocess.run(
+def printed(code: str, environment: dict[str, str]) -> str:
+    """What this prints in a Python of its own."""
+    return subprocess.run(
         [sys.executable, "-c", code],
         check=True,
         capture_output=True,
@@ -119,8 +116,15 @@ def test_beat_can_keep_its_schedule(environment: dict[str, str]) -> None:
         timeout=30,
         cwd=binaries.CHECKOUT,
         env={**os.environ, **environment},
+    ).stdout
+
+
+def test_beat_can_keep_its_schedule(environment: dict[str, str]) -> None:
+    code = (
+        "import celeryconfig, pickle; kept = celeryconfig.beat_schedule['sweep']['schedule']; "
+        "print(pickle.loads(pickle.dumps(kept)) == kept)"
     )
-    assert done.stdout == "True\n"
+    assert printed(code, environment) == "True\n"
 
 
 def test_two_clocks_that_differ_expire_no_sweep(conf: dict[str, Any]) -> None:
@@ -133,20 +137,11 @@ def test_what_celery_reads_by_itself_is_what_was_checked() -> None:
         "tasks.app.conf.result_backend, os.environ['CELERY_BROKER_URL'])"
     )
     others = ("CELERY_BROKER_READ_URL", "CELERY_BROKER_WRITE_URL", "CELERY_RESULT_BACKEND")
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=30,
-        cwd=binaries.CHECKOUT,
-        env={
-            **os.environ,
-            "CELERY_BROKER_URL": "  redis://127.0.0.1:7/0 ",
-            **dict.fromkeys(others, "redis://elsewhere/0"),
-        },
-    )
-    assert done.stdout.split() == ["redis://127.0.0.1:7/0", "None", "redis://127.0.0.1:7/0"]
+    told = {
+        "CELERY_BROKER_URL": "  redis://127.0.0.1:7/0 ",
+        **dict.fromkeys(others, "redis://elsewhere/0"),
+    }
+    assert printed(code, told).split() == ["redis://127.0.0.1:7/0", "None", "redis://127.0.0.1:7/0"]
 
 
 def test_charges_and_control_have_queues_of_their_own(app: Celery) -> None:

@@ -7,10 +7,12 @@ import base64
 import json
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
+from contextlib import ExitStack
 from typing import Any, TypeVar
 
+import pytest
 import redis
 from celery import Celery
 
@@ -20,7 +22,7 @@ from bridges.health import listen, serving
 from bridges.start import LEDGER_THREADS, assemble, check_ledger, source_maker
 from bridges.threads import DaemonThreads
 from models.database import make_engine
-from models.settings import Settings
+from models.settings import Settings, load_settings
 from tests.support.waiting import wait_until
 
 T = TypeVar("T")
@@ -127,6 +129,21 @@ class RunningBridge:
     def _raise(self) -> None:
         if self.failure is not None:
             raise self.failure
+
+
+Start = Callable[..., RunningBridge]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """`start(environment, NAME="value")`: a bridge on NSQ, until the test is over."""
+    with ExitStack() as stack:
+
+        def start_one(environment: dict[str, str], **changes: str) -> RunningBridge:
+            settings = load_settings({**environment, **changes})
+            return stack.enter_context(RunningBridge(settings, "nsq"))
+
+        yield start_one
 
 
 def celery_app(settings: Settings) -> Celery:
