@@ -24,6 +24,7 @@ from bridges.unsettled_age import UnsettledAge
 from models.addresses import addresses
 from models.database import check_database
 from models.dead_letters import DeadLetters
+from models.deployment import pin_deployment
 from models.errors import ConfigurationError
 from models.keys import check_namespace
 from models.ledger import Ledger
@@ -74,9 +75,8 @@ def check_files(settings: Settings) -> None:
 def check_ledger(engine: Engine, settings: Settings, actor: str) -> Ledger:
     """A ledger that is there, migrated, durable, and of this namespace."""
     check_database(engine)
-    ledger = Ledger(engine, settings.limits, actor)
-    ledger.pin_deployment(settings.charge_namespace)
-    return ledger
+    pin_deployment(engine, settings.charge_namespace)
+    return Ledger(engine, settings.limits, actor)
 
 
 def check_task_queue(publisher: Publisher) -> None:

@@ -1,4 +1,4 @@
-"""Stripe's mode and account: a database that has seen one must never go on with another."""
+"""Namespace, Stripe's mode and account: a database that has seen one never goes on with another."""
 
 from __future__ import annotations
 
@@ -10,16 +10,50 @@ from models.database import rows
 from models.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-    from sqlalchemy import Engine
+    from sqlalchemy import Engine, RowMapping
 
 _BEGUN: Final = text("SELECT namespace FROM deployment")
-
+_BEGIN: Final = text("""
+    INSERT INTO deployment (namespace, livemode, account_id)
+    VALUES (:namespace, CAST(:livemode AS boolean), CAST(:account_id AS text))
+    ON CONFLICT ("only") DO UPDATE SET
+        livemode = COALESCE(deployment.livemode, EXCLUDED.livemode),
+        account_id = COALESCE(deployment.account_id, EXCLUDED.account_id)
+    RETURNING namespace, livemode, account_id""")
 _PIN: Final = text("""
     UPDATE deployment SET livemode = COALESCE(livemode, CAST(:livemode AS boolean)),
         account_id = COALESCE(account_id, CAST(:account_id AS text))
     RETURNING livemode, account_id""")
+_NAMES: Final = {
+    "namespace": "CHARGE_NAMESPACE",
+    "livemode": "STRIPE_API_KEY (live or test mode)",
+    "account_id": "STRIPE_API_KEY (account)",
+}
+
+
+def pin_deployment(
+    engine: Engine,
+    namespace: str,
+    livemode: bool | None = None,
+    account_id: str | None = None,
+) -> None:
+    """Pin namespace, Stripe mode and account, or check them against what is pinned.
+
+    Raises ConfigurationError for one that differs: under another namespace or in another account
+    every event would look as if it had never been charged.
+    """
+    given = {"namespace": namespace, "livemode": livemode, "account_id": account_id}
+    _check(given, rows(engine, _BEGIN, given)[0])
+
+
+def _check(given: Mapping[str, object], pinned: RowMapping) -> None:
+    for column, value in given.items():
+        if value is not None and pinned[column] != value:
+            raise ConfigurationError(
+                f"{_NAMES[column]} is not the one this database was started with"
+            )
 
 
 def livemode_of(api_key: str) -> bool | None:
@@ -41,11 +75,5 @@ def pin_upstream(engine: Engine, api_key: str, read_account: Callable[[], str | 
     if not rows(engine, _BEGUN, {}):
         return
     given = {"livemode": livemode_of(api_key), "account_id": read_account()}
-    names = {"livemode": "live or test mode", "account_id": "account"}
     for row in rows(engine, _PIN, given):
-        for column, value in given.items():
-            if value is not None and row[column] != value:
-                raise ConfigurationError(
-                    f"STRIPE_API_KEY ({names[column]}) is not the one this database was started "
-                    "with"
-                )
+        _check(given, row)

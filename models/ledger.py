@@ -19,7 +19,7 @@ from sqlalchemy import TextClause
 from models import ledger_sql as sql
 from models.database import rows
 from models.decisions import RecordStatus, first_poll_s
-from models.errors import ConfigurationError, LedgerUnavailable
+from models.errors import LedgerUnavailable
 from models.outcomes import Outcome, OutcomeKind
 from models.records import (
     Claim,
@@ -314,29 +314,6 @@ class Ledger:
             "redispatch_after_s": self.limits.redispatch_after_s,
         }
         return sorted(row["charge_key"] for row in self._rows(sql.DISPATCH_DUE, values))
-
-    # -- the deployment ------------------------------------------------------------------
-
-    def pin_deployment(
-        self, namespace: str, livemode: bool | None = None, account_id: str | None = None
-    ) -> None:
-        """Pin namespace, Stripe mode and account, or check them against what is pinned.
-
-        Raises ConfigurationError for one that differs: under another namespace or in
-        another account every event would look as if it had never been charged.
-        """
-        given = {"namespace": namespace, "livemode": livemode, "account_id": account_id}
-        pinned = self._rows(sql.PIN_DEPLOYMENT, given)[0]
-        names = {
-            "namespace": "CHARGE_NAMESPACE",
-            "livemode": "STRIPE_API_KEY (live or test mode)",
-            "account_id": "STRIPE_API_KEY (account)",
-        }
-        for column, value in given.items():
-            if value is not None and pinned[column] != value:
-                raise ConfigurationError(
-                    f"{names[column]} is not the one this database was started with"
-                )
 
     # -- plumbing ------------------------------------------------------------------------
 

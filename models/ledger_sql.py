@@ -250,11 +250,3 @@ STORED_REQUEST: Final = text("""
     FROM charge_attempts WHERE charge_key = :charge_key AND attempt_epoch = :epoch
     ORDER BY id DESC LIMIT 1""")
 """All attempts of an epoch carry the first one's request; the last one says with which key."""
-
-PIN_DEPLOYMENT: Final = text("""
-    INSERT INTO deployment (namespace, livemode, account_id)
-    VALUES (:namespace, CAST(:livemode AS boolean), CAST(:account_id AS text))
-    ON CONFLICT ("only") DO UPDATE SET
-        livemode = COALESCE(deployment.livemode, EXCLUDED.livemode),
-        account_id = COALESCE(deployment.account_id, EXCLUDED.account_id)
-    RETURNING namespace, livemode, account_id""")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from models.deployment import livemode_of
+from models import deployment
 from models.errors import ChargebridgeError
 from models.ledger import boot_clock_s
 from tasks.errors import StripeUnavailable
@@ -65,5 +65,5 @@ def _account_id(here: Runtime) -> str | None:
 
 def _pin(here: Runtime, account_id: str | None) -> None:
     settings = here.settings
-    livemode = livemode_of(settings.stripe_api_key)
-    here.ledger.pin_deployment(settings.charge_namespace, livemode, account_id)
+    livemode = deployment.livemode_of(settings.stripe_api_key)
+    deployment.pin_deployment(here.engine, settings.charge_namespace, livemode, account_id)

@@ -23,15 +23,14 @@ def replay(ctx: click.Context, letter_id: int, reason: str, as_json: bool) -> No
     """Charge it after all: a reserved record is made of its event, and the letter is resolved."""
     with ledger_engine(ctx) as (settings, engine):
         from models.dead_letters import DeadLetters  # noqa: PLC0415 - heavy
-        from models.ledger import Ledger  # noqa: PLC0415 - heavy
+        from models.deployment import pin_deployment  # noqa: PLC0415 - heavy
         from models.ledger_actions import LedgerActions  # noqa: PLC0415 - heavy
         from tasks.operators import operator_of  # noqa: PLC0415 - heavy
         from tasks.publishing import try_publish  # noqa: PLC0415 - heavy
         from tasks.replays import replay as replayed  # noqa: PLC0415 - heavy
 
-        operator = operator_of(settings)
-        Ledger(engine, settings.limits, operator).pin_deployment(settings.charge_namespace)
-        actions = LedgerActions(engine, settings.limits, operator)
+        pin_deployment(engine, settings.charge_namespace)
+        actions = LedgerActions(engine, settings.limits, operator_of(settings))
         record = replayed(actions, DeadLetters(engine), settings, letter_id, reason)
         published = try_publish(record.charge_key, "replay")
     if as_json:

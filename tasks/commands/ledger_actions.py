@@ -78,14 +78,13 @@ def import_charges(ctx: click.Context, file: Path, as_json: bool) -> None:
     amount_cents, currency.
     """
     with ledger_engine(ctx) as (settings, engine):
-        from models.ledger import Ledger  # noqa: PLC0415 - heavy
+        from models.deployment import pin_deployment  # noqa: PLC0415 - heavy
         from models.ledger_actions import LedgerActions  # noqa: PLC0415 - heavy
         from tasks.imports import import_file  # noqa: PLC0415 - heavy
         from tasks.operators import operator_of  # noqa: PLC0415 - heavy
 
-        operator = operator_of(settings)
-        Ledger(engine, settings.limits, operator).pin_deployment(settings.charge_namespace)
-        actions = LedgerActions(engine, settings.limits, operator)
+        pin_deployment(engine, settings.charge_namespace)
+        actions = LedgerActions(engine, settings.limits, operator_of(settings))
         new, known = import_file(actions, settings, file)
     if as_json:
         print_json({"imported": new, "known": known})

@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from models.database import make_engine
-from models.ledger import Ledger
+from models.deployment import pin_deployment
 from models.settings import load_settings
 from tests.support.commands import Commands
 from tests.support.nsq_gates import Authority, authority, certificate
@@ -65,7 +65,7 @@ def test_a_setting_that_cannot_work_is_named_in_one_line(
 ) -> None:
     if value == "another":
         settings = load_settings(commands.environment)
-        Ledger(make_engine(settings), settings.limits, "test").pin_deployment("stripe-billing")
+        pin_deployment(make_engine(settings), "stripe-billing")
     begun = time.monotonic()
     assert commands.refused("bridge", kind, **{name: value}).startswith(line)
     assert time.monotonic() - begun < WITHIN_S

@@ -8,6 +8,7 @@ from threading import Barrier
 import pytest
 from sqlalchemy import Engine, text
 
+from models.deployment import pin_deployment
 from models.errors import ConfigurationError, StateForbids
 from models.ledger import Applied, Ledger, Retry
 from models.ledger_reads import LedgerReads
@@ -345,17 +346,17 @@ def test_two_sweeps_at_once_never_dispatch_the_same_record(ledger: Ledger, engin
 
 
 def test_the_deployment_is_pinned_by_the_first_and_checked_by_the_rest(ledger: Ledger) -> None:
-    ledger.pin_deployment("stripe-billing")
-    ledger.pin_deployment("stripe-billing", livemode=False)
-    ledger.pin_deployment("stripe-billing", livemode=False, account_id="acct_1")
-    ledger.pin_deployment("stripe-billing")
+    pin_deployment(ledger.engine, "stripe-billing")
+    pin_deployment(ledger.engine, "stripe-billing", livemode=False)
+    pin_deployment(ledger.engine, "stripe-billing", livemode=False, account_id="acct_1")
+    pin_deployment(ledger.engine, "stripe-billing")
     for wrong in (
         {"namespace": "other"},
         {"livemode": True},
         {"account_id": "acct_2"},
     ):
         with pytest.raises(ConfigurationError):
-            ledger.pin_deployment(**({"namespace": "stripe-billing"} | wrong))  # type: ignore[arg-type]
+            pin_deployment(ledger.engine, **({"namespace": "stripe-billing"} | wrong))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("sign", ["\x00", "\ud800"])

@@ -12,6 +12,7 @@ from sqlalchemy import Engine, text
 
 from models import ledger_actions
 from models.dead_letters import DeadLetters, NewDeadLetter
+from models.deployment import pin_deployment
 from models.errors import DeadLetterReason, NotFound, StateForbids
 from models.events import BillingEvent
 from models.keys import charge_key
@@ -333,7 +334,7 @@ def test_recovery_moves_many_unsettled_records_bit_by_bit(
 def test_recovery_makes_every_success_charged_and_looks_the_rest_up(
     ledger: Ledger, actions: LedgerActions
 ) -> None:
-    ledger.pin_deployment("stripe-billing")
+    pin_deployment(ledger.engine, "stripe-billing")
     declined = record_in(ledger, State.CARD_DECLINED, event("cust_1"))
     sent = record_in(ledger, State.SENT, event("cust_2"))
     reserved = record_in(ledger, State.RESERVED, event("cust_3"))

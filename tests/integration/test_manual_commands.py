@@ -12,6 +12,7 @@ import pytest
 from sqlalchemy import text
 
 from models.dead_letters import DeadLetters, NewDeadLetter
+from models.deployment import pin_deployment
 from models.errors import DeadLetterReason
 from models.keys import charge_key
 from models.ledger import boot_clock_s
@@ -265,7 +266,7 @@ def test_what_was_unsettled_in_the_copy_is_looked_up_at_both_endpoints(
 def test_no_worker_starts_until_a_recovery_has_ended(
     worker: Worker, celery: Commands, stripe: Stripe, role: RoleStarter
 ) -> None:
-    worker.here.ledger.pin_deployment("stripe-billing")
+    pin_deployment(worker.here.engine, "stripe-billing")
     stripe.fault("http_500", method="GET", path="/v1/payment_intents")
     line = celery.refused("ledger", "recover", "--since", datetime.now(UTC).isoformat())
     assert "until then no worker starts" in line
@@ -279,7 +280,7 @@ def test_no_worker_starts_until_a_recovery_has_ended(
 def test_a_recovery_from_before_there_was_stripe_is_not_begun(
     worker: Worker, celery: Commands
 ) -> None:
-    worker.here.ledger.pin_deployment("stripe-billing")
+    pin_deployment(worker.here.engine, "stripe-billing")
     ended = celery.run("ledger", "recover", "--since", "0001-01-01")
     assert (ended.returncode, "lies before 2000" in ended.stderr) == (2, True)
     assert not worker.here.reads.recovering()

@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from models.deployment import pin_deployment
 from models.ledger import Ledger
 from tests.support.stripe import Stripe
 from tests.support.vault import (
@@ -310,7 +311,7 @@ def test_what_keeps_it_from_starting_is_one_line(vault: VaultProcess) -> None:
 def test_a_key_of_another_mode_than_the_first_does_not_start(
     vault_starter: VaultStarter, ledger: Ledger
 ) -> None:
-    ledger.pin_deployment("stripe-billing")
+    pin_deployment(ledger.engine, "stripe-billing")
     vault = vault_starter(STRIPE_API_KEY="sk_test_1")
     live = {**vault.env, "STRIPE_API_KEY": "sk_live_1"}
     assert "STRIPE_API_KEY (live or test mode) is not the one" in refused_start(live)
