@@ -10,7 +10,7 @@ from models.database import rows
 from models.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from sqlalchemy import Engine, RowMapping
 
@@ -65,15 +65,17 @@ def livemode_of(api_key: str) -> bool | None:
     return {"live": True, "test": False}.get(mode)
 
 
-def pin_upstream(engine: Engine, api_key: str, read_account: Callable[[], str | None]) -> None:
+def is_begun(engine: Engine) -> bool:
+    """Whether a worker has started on this database, so that there is something to hold to."""
+    return bool(rows(engine, _BEGUN, {}))
+
+
+def pin_upstream(engine: Engine, api_key: str, account_id: str | None) -> None:
     """Pin mode and account of the account key, or check them against the pinned ones.
 
-    For the vault: behind it the workers have no account key to tell them by. `read_account` asks
-    Stripe; None where it does not say. Nothing is asked or pinned before the first worker has
-    begun the deployment. Raises ConfigurationError for another one.
+    For the vault: behind it the workers have no account key to tell them by. Pins nothing before
+    the first worker has begun the deployment. Raises ConfigurationError for another one.
     """
-    if not rows(engine, _BEGUN, {}):
-        return
-    given = {"livemode": livemode_of(api_key), "account_id": read_account()}
+    given = {"livemode": livemode_of(api_key), "account_id": account_id}
     for row in rows(engine, _PIN, given):
         _check(given, row)

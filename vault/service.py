@@ -4,30 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import json
 import logging
 import signal
 import ssl
-from functools import partial
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from models.billing_runs import BillingRuns
 from models.clocks import check_clock
 from models.database import check_database, make_engine
-from models.deployment import pin_upstream
 from models.errors import ConfigurationError, LedgerUnavailable
 from models.faults import enable
 from models.logs import configure_logging
-from models.replies import text_of
 from models.settings import load_settings
+from vault.account import AccountCheck
 from vault.app import ADMIN_THREADS, STOP_MARGIN_S, Vault
 from vault.forwarder import Forwarder
 from vault.holds import Holds
 from vault.keys import Admin
 from vault.metrics import Metrics
-from vault.rules import ForwardCall
-from vault.upstream import Broken, NotConnected, Upstream
+from vault.upstream import Upstream
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -37,19 +33,6 @@ if TYPE_CHECKING:
 DATABASE_CONNECTIONS: Final = 16
 """Statements are short: many more forwards than connections can be under way."""
 MIN_ADMIN_KEY_CHARACTERS: Final = 16
-ACCOUNT_CALL_S: Final = 5.0
-OK: Final = 200
-
-READ_ACCOUNT: Final = ForwardCall(
-    rule="GET /v1/account",
-    method="GET",
-    target="/v1/account",
-    body=None,
-    idempotency_key=None,
-    stripe_version=None,
-    endpoint="account",
-    money=None,
-)
 
 logger = logging.getLogger(__name__)
 
@@ -63,28 +46,15 @@ def serve() -> None:
     check_database(engine)
     check_clock(engine)
     configure_logging("vault")
-    pin_upstream(engine, settings.stripe_api_key, partial(_account_id, settings))
+    account = AccountCheck(settings, engine)
+    account.run_once()
     enable(settings.faults_dir or None)
     for warning in settings.warnings:
         logger.warning("limits_warning", extra={"detail": warning})
     try:
-        asyncio.run(_serve(settings, engine, tls))
+        asyncio.run(_serve(settings, engine, tls, account))
     finally:
         engine.dispose()
-
-
-def _account_id(settings: Settings) -> str | None:
-    """The account of the key; None where Stripe does not say, which a start must survive."""
-    upstream = Upstream(settings.stripe_api_base, settings.stripe_api_key, ACCOUNT_CALL_S)
-    try:
-        reply = upstream.exchange(READ_ACCOUNT, before_write=lambda: None)
-        found = json.loads(reply.body) if reply.status == OK else None
-    except (NotConnected, Broken, ValueError) as error:
-        logger.warning("account_not_read", extra={"error": type(error).__name__})
-        return None
-    finally:
-        upstream.close()
-    return text_of(found) if isinstance(found, dict) else None
 
 
 def check_settings(settings: Settings) -> None:
@@ -161,8 +131,13 @@ def _is_ready(engine: Engine) -> bool:
     return True
 
 
-async def _serve(settings: Settings, engine: Engine, tls: ssl.SSLContext | None) -> None:
-    """Serve until SIGTERM or SIGINT, then let what is under way end."""
+async def _serve(
+    settings: Settings, engine: Engine, tls: ssl.SSLContext | None, account: AccountCheck
+) -> None:
+    """Serve until SIGTERM or SIGINT, then let what is under way end.
+
+    Ends as well, with a ConfigurationError, when the account turns out to be another one.
+    """
     vault = build(settings, engine)
     host, port = listen_address(settings)
     try:
@@ -174,8 +149,10 @@ async def _serve(settings: Settings, engine: Engine, tls: ssl.SSLContext | None)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    asking = asyncio.create_task(account.run(stop))
     logger.info("vault_started", extra={"host": host, "port": port, "tls": tls is not None})
     await stop.wait()
     logger.info("vault_stopping")
     await vault.stop(settings.limits.vault_upstream_s + STOP_MARGIN_S)
+    await asking
     logger.info("vault_stopped")

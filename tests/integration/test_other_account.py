@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -45,19 +46,28 @@ def celery(environment: dict[str, str], tmp_path: Path) -> Commands:
 @pytest.fixture
 def elsewhere(tmp_path: Path) -> Iterator[dict[str, str]]:
     """The settings of somebody who holds a key of another account."""
-    url = f"http://127.0.0.1:{(port := free_port())}"
+    with another_simulator(tmp_path, free_port()) as settings:
+        yield settings
+
+
+@contextmanager
+def another_simulator(folder: Path, port: int) -> Iterator[dict[str, str]]:
+    """A Stripe where the key is of another account."""
+    url = f"http://127.0.0.1:{port}"
     process = subprocess.Popen(
         [
             *(sys.executable, "-m", "sandbox.stripe_simulator", "--port", str(port)),
-            *("--state", str(tmp_path / "other"), "--account-id", "acct_other"),
+            *("--state", str(folder / "other"), "--account-id", "acct_other"),
         ],
         cwd=binaries.CHECKOUT,
         stderr=subprocess.DEVNULL,
     )
-    wait_until(lambda: health.answers(f"{url}/_sim/charges") is None, 20, "the other one answers")
-    yield {"STRIPE_API_BASE": url, "STRIPE_API_KEY": "sk_test_other"}
-    process.kill()
-    process.wait()
+    try:
+        wait_until(lambda: health.answers(f"{url}/_sim/charges") is None, 30, "it answers")
+        yield {"STRIPE_API_BASE": url, "STRIPE_API_KEY": "sk_test_other"}
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_nothing_is_recovered_or_reconciled_from_another_account(
@@ -128,3 +138,16 @@ def test_a_vault_with_a_key_of_another_account_does_not_start(
     vault.stop()
     # An outage of Stripe's keeps no vault from its start.
     vault_starter(STRIPE_API_BASE=f"http://127.0.0.1:{free_port()}")
+
+
+def test_a_vault_that_started_during_an_outage_asks_until_stripe_says_whose_key_it_is(
+    worker: Worker, vault_starter: VaultStarter, tmp_path: Path
+) -> None:
+    port = free_port()
+    vault = vault_starter(STRIPE_API_BASE=f"http://127.0.0.1:{port}", STRIPE_API_KEY="sk_test_o")
+    log = vault.log
+    wait_until(lambda: "account_not_read" in log.read_text(), 30, "it has asked in vain")
+    with another_simulator(tmp_path, port):
+        wait_until(lambda: not vault.is_alive(), 30, "it ends at Stripe's first answer")
+    assert f"STRIPE_API_KEY (account) {ANOTHER}" in log.read_text()
+    assert "Traceback" not in log.read_text()
