@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.engine import Engine
 
-from bridges import redis_streams
+from bridges import redis_streams, stream_group
 from bridges.bridge import Bridge
 from models.dead_letters import DeadLetters
 from models.events import event_from_json
@@ -259,7 +259,7 @@ def test_an_entry_that_is_not_utf8_does_not_hold_up_the_others(
 def test_a_consumer_is_removed_when_it_is_gone_for_long_and_nothing_is_pending_with_it(
     stream: Stream, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redis_streams, "DEAD_CONSUMER_IDLE_S", 0.5)
+    monkeypatch.setattr(stream_group, "DEAD_CONSUMER_IDLE_S", 0.5)
     stream.publish(billing_event("kept"))
     with stream.client() as client:
         client.xreadgroup(stream.group, "with_pending", {stream.stream: ">"})
