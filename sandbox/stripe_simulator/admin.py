@@ -28,7 +28,8 @@ class AdminError(Exception):
 
 
 class Admin:
-    """Answers /_sim requests. `reset` empties the simulator, `save_faults` stores the faults."""
+    """Answers /_sim requests. `reset` empties the simulator, `save_faults` stores the faults,
+    `release` lets go of what a latency or a timeout holds."""
 
     def __init__(
         self,
@@ -36,11 +37,13 @@ class Admin:
         faults: FaultList,
         save_faults: Callable[[], None],
         reset: Callable[[], None],
+        release: Callable[[], None],
     ) -> None:
         self._world = world
         self._faults = faults
         self._save_faults = save_faults
         self._reset = reset
+        self._release = release
 
     def answer(self, request: Request) -> Reply:
         """The reply to one admin request; a mistake in it is a 400 or 404 with one line."""
@@ -94,6 +97,9 @@ class Admin:
                     raise AdminError("advance_s must be 0 or more: time does not go back", 400)
                 self._world.advance(advance_s)
                 return self._clock()
+            case "release":
+                self._release()
+                return {"ok": True}
             case "reset":
                 self._reset()
                 return {"ok": True}

@@ -20,7 +20,7 @@ from tornado.httputil import HTTPHeaders, HTTPServerRequest, ResponseStartLine
 from tornado.iostream import StreamClosedError
 
 from sandbox.stripe_simulator.core import Simulator
-from sandbox.stripe_simulator.messages import Reply, Request
+from sandbox.stripe_simulator.messages import Pause, Reply, Request
 
 LABEL = "chargebridge"
 MAX_BODY_BYTES = 1 << 20
@@ -34,6 +34,8 @@ class Server:
 
     def __init__(self, simulator: Simulator) -> None:
         self._simulator = simulator
+        simulator.on_release = self._release
+        self._released = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self.http = HTTPServer(self._received, max_body_size=MAX_BODY_BYTES)
 
@@ -62,17 +64,27 @@ class Server:
         steps = self._simulator.exchange(request)
         try:
             while True:
-                pause = next(steps)
-                if pause.until_client_leaves:
-                    with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(left.wait(), pause.seconds)
-                else:
-                    await asyncio.sleep(pause.seconds)
+                await self._rest(next(steps), left)
         except StopIteration as done:
             reply: Reply = done.value
             return reply
         finally:
             steps.close()
+
+    async def _rest(self, pause: Pause, left: asyncio.Event) -> None:
+        """Until the time is over, it is let go or, where that matters, its client has left."""
+        ends = [self._released, left] if pause.until_client_leaves else [self._released]
+        waits = [asyncio.ensure_future(end.wait()) for end in ends]
+        try:
+            await asyncio.wait(waits, timeout=pause.seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    def _release(self) -> None:
+        """Ends every pause that has begun; one that begins later is another one."""
+        self._released.set()
+        self._released = asyncio.Event()
 
     async def drop_all(self) -> None:
         """Stops listening and ends every connection; what waits comes to nothing."""

@@ -36,6 +36,10 @@ POSTS_PER_PRUNE = 2000
 Steps = Generator[Pause, None, Reply]
 
 
+def _nobody_waits() -> None:
+    """In process each exchange is let go by whoever drives it."""
+
+
 class Simulator:
     """Stripe's rules over one state file. One thread; `state_path` None keeps it in memory.
 
@@ -55,7 +59,8 @@ class Simulator:
         self._in_flight: dict[str, bytes] = {}
         self._era = 0
         self._posts = 0
-        self._admin = Admin(self._world, self._faults, self._save_faults, self.reset)
+        self.on_release: Callable[[], None] = _nobody_waits
+        self._admin = Admin(self._world, self._faults, self._save_faults, self.reset, self.release)
 
     def close(self) -> None:
         """Closes the state file. Exchanges that are still open must be closed before."""
@@ -68,6 +73,10 @@ class Simulator:
         self._in_flight.clear()
         self._faults.clear()
         self._world.clear()
+
+    def release(self) -> None:
+        """Every pause that is going on ends, if whoever drives it has asked to be told."""
+        self.on_release()
 
     def handle(self, request: Request, on_pause: Callable[[Pause], None] | None = None) -> Reply:
         """Runs one exchange to its end. Pauses take no time unless `on_pause` takes it."""

@@ -47,6 +47,14 @@ class Stripe:
             fault["seconds"] = seconds
         self._post("faults", fault)
 
+    def release(self) -> None:
+        """Every request that a latency or a timeout holds goes on now."""
+        self._post("release", {})
+
+    def forget_faults(self) -> None:
+        """No fault strikes any more; what is held stays held."""
+        request("DELETE", f"{self.base_url}/_sim/faults")
+
     def clock(self, advance_s: float) -> None:
         self._post("clock", {"advance_s": advance_s})
 
@@ -75,7 +83,7 @@ class Stripe:
             urllib.parse.urlencode(fields).encode(),
             {"Authorization": "Bearer sk_test_somebody", **(headers or {})},
         )
-        with urllib.request.urlopen(sent, timeout=10) as reply:
+        with urllib.request.urlopen(sent, timeout=30) as reply:
             found: dict[str, Any] = json.loads(reply.read())
         return found
 

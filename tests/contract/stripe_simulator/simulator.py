@@ -20,8 +20,8 @@ from sandbox.ports import free_port
 from tests.support.stripe import Stripe
 from tests.support.waiting import wait_until
 
-START_WITHIN_S = 20.0
-REPLY_WITHIN_S = 20.0
+START_WITHIN_S = 60.0
+REPLY_WITHIN_S = 30.0
 KEY = "sk_test_contract"
 INTENTS = "/v1/payment_intents"
 CHARGES = "/v1/charges"
@@ -29,6 +29,8 @@ FAULT_STATUS = {"http_500": 500, "http_429": 429, "lock_timeout": 429, "html_502
 """The kinds of faults that come as a whole reply, with its HTTP status."""
 SHORT_S = 0.3
 """A delay, or a watch over something that must not happen."""
+HELD_S = 60.0
+"""What is held so long goes on when the test lets it go."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ class Simulator(Stripe):
     def terminate(self) -> int:
         """SIGTERM; returns the exit code."""
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(timeout=10)
+        return self.process.wait(timeout=30)
 
     def call(
         self,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import http.client
+import time
 from urllib.parse import urlencode
 
 import pytest
@@ -9,8 +11,10 @@ import urllib3
 
 from tests.contract.stripe_simulator.simulator import (
     FAULT_STATUS,
+    HELD_S,
     INTENTS,
     KEY,
+    REPLY_WITHIN_S,
     SHORT_S,
     Answer,
     Simulator,
@@ -29,17 +33,13 @@ def outcome(stripe: Simulator, key: str = "k1") -> Answer | None:
         return None
 
 
-def create_and_leave(stripe: Simulator, *, after_s: float) -> None:
-    """A create under the key "k1" whose client has no patience, and closes its connection."""
-    impatient = urllib3.HTTPConnectionPool("127.0.0.1", stripe.port, retries=False, timeout=after_s)
-    with pytest.raises(urllib3.exceptions.TimeoutError):
-        impatient.request(
-            "POST",
-            INTENTS,
-            body=urlencode(payment()),
-            headers={"Authorization": f"Bearer {KEY}", "Idempotency-Key": "k1"},
-        )
-    impatient.close()
+def create_and_leave(stripe: Simulator) -> None:
+    """A create under the key "k1" whose client closes its connection when it is held."""
+    link = http.client.HTTPConnection("127.0.0.1", stripe.port, timeout=REPLY_WITHIN_S)
+    sent = {"Authorization": f"Bearer {KEY}", "Idempotency-Key": "k1"}
+    link.request("POST", INTENTS, urlencode(payment()), sent)
+    wait_until(stripe.held, REPLY_WITHIN_S, "the create is held")
+    link.close()
 
 
 @pytest.mark.parametrize("kind", [*FAULT_STATUS, *NO_REPLY])
@@ -105,9 +105,9 @@ def test_a_502_is_a_page_and_not_json(stripe: Simulator) -> None:
 
 def test_a_truncated_reply_announces_the_whole_body_and_brings_half(stripe: Simulator) -> None:
     stripe.fault("truncate", stage="after_commit")
-    http = urllib3.HTTPConnectionPool("127.0.0.1", stripe.port, retries=False)
+    pool = urllib3.HTTPConnectionPool("127.0.0.1", stripe.port, retries=False)
 
-    reply = http.request(
+    reply = pool.request(
         "POST",
         INTENTS,
         body="amount=2500&currency=usd&customer=cus_T1&confirm=true",
@@ -130,10 +130,35 @@ def test_a_reset_is_a_reset_and_not_a_close(stripe: Simulator) -> None:
     assert type(error.value.args[1]) is ConnectionResetError
 
 
+@pytest.mark.parametrize("kind", ["latency", "timeout"])
+@pytest.mark.parametrize("stage", ["before", "after_claim", "after_commit"])
+def test_a_delay_is_as_long_as_it_says(stripe: Simulator, kind: str, stage: str) -> None:
+    stripe.fault(kind, stage=stage, seconds=SHORT_S)
+    began_s = time.monotonic()
+
+    assert (outcome(stripe) is None) == (kind == "timeout")
+    assert time.monotonic() - began_s >= SHORT_S
+
+
+@pytest.mark.parametrize("stage", ["before", "after_claim", "after_commit"])
+def test_what_is_held_can_be_let_go_and_what_comes_later_is_held_again(
+    stripe: Simulator, stage: str
+) -> None:
+    stripe.fault("latency", stage=stage, seconds=HELD_S, times=2)
+    first = stripe.in_background(payment(), "k1")
+    stripe.release()
+    assert first.answer().status == 200
+
+    second = stripe.in_background(payment(), "k1" if stage == "after_commit" else "k2")
+    stays(stripe.held, SHORT_S, "the second one is held")
+    stripe.release()
+    assert second.answer().status == 200
+
+
 def test_a_running_create_shows_a_passing_status_and_takes_its_money_later(
     stripe: Simulator,
 ) -> None:
-    stripe.fault("latency", stage="after_claim", seconds=0.6)
+    stripe.fault("latency", stage="after_claim", seconds=HELD_S)
     running = stripe.in_background(payment(payment_method="pm_card_visa"), "k1")
 
     shown = stripe.listed()
@@ -142,45 +167,52 @@ def test_a_running_create_shows_a_passing_status_and_takes_its_money_later(
     contended = stripe.call("POST", f"{INTENTS}/{shown[0]['id']}/cancel")
     assert (contended.status, contended.error["code"]) == (429, "lock_timeout")
 
+    stripe.release()
     assert running.answer().json["id"] == shown[0]["id"]
     assert [intent["status"] for intent in stripe.listed()] == ["succeeded"]
     assert len(stripe.charges()) == 1
 
 
 def test_late_money_is_taken_although_the_client_has_left(stripe: Simulator) -> None:
-    stripe.fault("latency", stage="after_claim", seconds=0.6)
+    stripe.fault("latency", stage="after_claim", seconds=HELD_S)
 
-    create_and_leave(stripe, after_s=0.2)
+    create_and_leave(stripe)
 
     assert stripe.charges() == []
-    wait_until(stripe.charges, 5, "the money is taken")
+    stripe.release()
+    wait_until(stripe.charges, REPLY_WITHIN_S, "the money is taken")
 
 
 def test_latency_after_the_commit_delays_the_reply_only(stripe: Simulator) -> None:
-    stripe.fault("latency", stage="after_commit", seconds=0.6)
+    stripe.fault("latency", stage="after_commit", seconds=HELD_S)
     running = stripe.in_background(payment(), "k1")
 
     assert len(stripe.charges()) == 1
     assert stripe.create(payment(), "k1").replayed
+    stripe.release()
     assert running.answer().status == 200
 
 
 def test_latency_before_everything_claims_no_key(stripe: Simulator) -> None:
-    stripe.fault("latency", stage="before", seconds=0.6)
+    stripe.fault("latency", stage="before", seconds=HELD_S)
     late = stripe.in_background(payment(), "k1")
 
     overtaking = stripe.create(payment(), "k1")
 
     assert (overtaking.status, overtaking.replayed) == (200, False)
+    stripe.release()
     assert late.answer().replayed
     assert len(stripe.charges()) == 1
 
 
-def test_a_timeout_holds_its_key_for_the_given_time_and_leaves_nothing(stripe: Simulator) -> None:
-    stripe.fault("timeout", stage="after_claim", seconds=0.6)
+def test_a_timeout_holds_its_key_as_long_as_it_lasts_and_leaves_nothing(
+    stripe: Simulator,
+) -> None:
+    stripe.fault("timeout", stage="after_claim", seconds=HELD_S)
     hanging = stripe.in_background(payment(), "k1")
 
     assert stripe.create(payment(), "k1").status == 409
+    stripe.release()
     with pytest.raises(urllib3.exceptions.ProtocolError):
         hanging.answer()
     assert stripe.listed() == []
@@ -191,47 +223,53 @@ def test_a_timeout_holds_its_key_for_the_given_time_and_leaves_nothing(stripe: S
 def test_a_timeout_of_given_length_holds_its_key_although_the_client_has_left(
     stripe: Simulator,
 ) -> None:
-    stripe.fault("timeout", stage="after_claim", seconds=1.0)
+    stripe.fault("timeout", stage="after_claim", seconds=HELD_S)
 
-    create_and_leave(stripe, after_s=0.1)
+    create_and_leave(stripe)
 
-    stays(lambda: stripe.create(payment(), "k1").status == 409, SHORT_S, "the key is in flight")
-    wait_until(lambda: stripe.create(payment(), "k1").status == 200, 5, "the key is free")
+    def status() -> int:
+        return stripe.create(payment(), "k1").status
+
+    stays(lambda: status() == 409, SHORT_S, "the key is in flight")
+    stripe.release()
+    wait_until(lambda: status() == 200, REPLY_WITHIN_S, "the key is free")
     assert len(stripe.charges()) == 1
 
 
 def test_a_timeout_of_no_given_length_ends_when_the_client_leaves(stripe: Simulator) -> None:
     stripe.fault("timeout", stage="after_claim")
 
-    create_and_leave(stripe, after_s=0.3)
+    create_and_leave(stripe)
 
     def freed() -> bool:
         return stripe.create(payment(), "k1").status == 200
 
-    wait_until(freed, 5, "the key is free")
+    wait_until(freed, REPLY_WITHIN_S, "the key is free")
     assert len(stripe.charges()) == 1
 
 
 def test_a_hanging_request_does_not_stop_the_others(stripe: Simulator) -> None:
-    stripe.fault("timeout", stage="before", seconds=1.0, customer="cus_hangs")
+    stripe.fault("timeout", stage="before", seconds=HELD_S, customer="cus_hangs")
     hanging = stripe.in_background(payment("cus_hangs"), "k1")
 
     for number in range(20):
         assert stripe.create(payment(), f"other{number}").status == 200
     assert len(stripe.held()) == 1
 
-    with pytest.raises(urllib3.exceptions.HTTPError):
+    stripe.release()
+    with pytest.raises(urllib3.exceptions.ProtocolError):
         hanging.answer()
 
 
 def test_a_reset_of_the_simulator_leaves_a_running_create_without_money(
     stripe: Simulator,
 ) -> None:
-    stripe.fault("latency", stage="after_claim", seconds=0.5)
+    stripe.fault("latency", stage="after_claim", seconds=HELD_S)
     running = stripe.in_background(payment(), "k1")
     stripe.reset()
+    stripe.release()
 
-    with pytest.raises(urllib3.exceptions.HTTPError):
+    with pytest.raises(urllib3.exceptions.ProtocolError):
         running.answer()
     stays(lambda: stripe.charges() == [], SHORT_S, "no money")
     assert stripe.listed() == []

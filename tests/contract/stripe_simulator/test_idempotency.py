@@ -6,6 +6,7 @@ import pytest
 
 from tests.contract.stripe_simulator.simulator import (
     CHARGES,
+    HELD_S,
     INTENTS,
     Simulator,
     payment,
@@ -154,7 +155,7 @@ def test_the_key_belongs_to_the_account_not_to_the_secret_key(stripe: Simulator)
 
 
 def test_a_key_in_flight_is_a_conflict_whose_loser_is_not_saved(stripe: Simulator) -> None:
-    stripe.fault("latency", stage="after_claim", seconds=1.0)
+    stripe.fault("latency", stage="after_claim", seconds=HELD_S)
     winner = stripe.in_background(payment(), "k1")
 
     loser = stripe.create(payment(), "k1")
@@ -163,6 +164,7 @@ def test_a_key_in_flight_is_a_conflict_whose_loser_is_not_saved(stripe: Simulato
     assert (loser.status, loser.error["code"]) == (409, "idempotency_key_in_use")
     assert loser.error["type"] == "invalid_request_error"
     assert (clash.status, clash.error["type"]) == (400, "idempotency_error")
+    stripe.release()
     assert winner.answer().json["status"] == "succeeded"
     replay = stripe.create(payment(), "k1")
     assert (replay.status, replay.text) == (200, winner.answer().text)

@@ -14,7 +14,9 @@ import pytest
 import urllib3
 
 from tests.contract.stripe_simulator.simulator import (
+    HELD_S,
     INTENTS,
+    REPLY_WITHIN_S,
     Simulator,
     payment,
     running_simulator,
@@ -52,7 +54,7 @@ def test_a_kill_loses_nothing_that_was_answered(stripe: Simulator) -> None:
 
 
 def test_a_kill_frees_the_key_in_flight_and_its_intent_is_gone(stripe: Simulator) -> None:
-    stripe.fault("latency", stage="after_claim", seconds=60)
+    stripe.fault("latency", stage="after_claim", seconds=HELD_S)
     running = stripe.in_background(payment(), "k1")
     assert len(stripe.listed()) == 1
 
@@ -71,7 +73,7 @@ def test_a_kill_frees_the_key_in_flight_and_its_intent_is_gone(stripe: Simulator
 def test_a_kill_between_commit_and_reply_keeps_the_money_and_the_answer(
     stripe: Simulator,
 ) -> None:
-    stripe.fault("latency", stage="after_commit", seconds=60)
+    stripe.fault("latency", stage="after_commit", seconds=HELD_S)
     running = stripe.in_background(payment(), "k1")
 
     stripe.kill()
@@ -91,7 +93,11 @@ def test_a_kill_at_any_moment_under_load_keeps_money_and_answers_together(
     for round_number in range(3):
         loads = [Load(stripe, f"r{round_number}-{number}") for number in range(4)]
         enough = 30 + 50 * round_number
-        wait_until(lambda: sum(len(load.answered) for load in loads) >= enough, 20, "load")  # noqa: B023
+        wait_until(
+            lambda: sum(len(load.answered) for load in loads) >= enough,  # noqa: B023
+            REPLY_WITHIN_S,
+            "load",
+        )
         stripe.kill()
         for load in loads:
             load.join()
