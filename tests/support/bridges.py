@@ -6,7 +6,6 @@ import asyncio
 import base64
 import json
 import threading
-import time
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack
@@ -23,10 +22,12 @@ from bridges.start import LEDGER_THREADS, assemble, check_ledger, source_maker
 from bridges.threads import DaemonThreads
 from models.database import make_engine
 from models.settings import Settings, load_settings
+from sandbox.health import http
 from tests.support.waiting import wait_until
 
 T = TypeVar("T")
-ENDS_WITHIN_S = 20.0
+SOON_S = 30.0
+"""Bound of what is to come at all, whenever that is: the machine may be busy."""
 
 
 class RunningBridge:
@@ -43,7 +44,7 @@ class RunningBridge:
 
     def __enter__(self) -> RunningBridge:
         self._thread.start()
-        wait_until(lambda: self.bridge or self.failure, 10, "the bridge is put together")
+        wait_until(lambda: self.bridge or self.failure, SOON_S, "the bridge is put together")
         self._raise()
         return self
 
@@ -80,13 +81,13 @@ class RunningBridge:
         answer: Future[T] = Future()
         bridge = self.bridge
         self._loop.call_soon_threadsafe(lambda: answer.set_result(function(bridge)))
-        return answer.result(10)
+        return answer.result(SOON_S)
 
     def await_(self, work: Callable[[Bridge], Coroutine[Any, Any, T]]) -> T:
         """The same for what has to be awaited there."""
         assert self._loop is not None
         assert self.bridge is not None
-        return asyncio.run_coroutine_threadsafe(work(self.bridge), self._loop).result(10)
+        return asyncio.run_coroutine_threadsafe(work(self.bridge), self._loop).result(SOON_S)
 
     def count(self, name: str) -> int:
         """How often something has happened (see bridges/counters.py)."""
@@ -106,23 +107,14 @@ class RunningBridge:
         assert self.bridge is not None
         return len(self.bridge.parked)
 
-    def wait_count(self, name: str, count: int, timeout_s: float = 15.0) -> None:
+    def wait_count(self, name: str, count: int, timeout_s: float = SOON_S) -> None:
         wait_until(lambda: self.count(name) >= count, timeout_s, f"{count} times {name}")
-
-    def loop_delay_s(self) -> float:
-        """How long the bridge's event loop takes to come round to a callback."""
-        assert self._loop is not None
-        begun = time.monotonic()
-        came = threading.Event()
-        self._loop.call_soon_threadsafe(came.set)
-        assert came.wait(10), "the loop is blocked"
-        return time.monotonic() - begun
 
     def stop(self) -> None:
         """As SIGTERM does; returns when the bridge has ended, and raises what it failed with."""
         if self._loop is not None and self._stop is not None and self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(ENDS_WITHIN_S)
+        self._thread.join(SOON_S)
         assert not self._thread.is_alive(), "the bridge did not end"
         self._raise()
 
@@ -178,8 +170,22 @@ def published_keys(settings: Settings) -> list[str]:
     return [task["args"][0] for task in published(settings)]
 
 
-def wait_published(settings: Settings, count: int, timeout_s: float = 15.0) -> None:
+def wait_published(settings: Settings, count: int, timeout_s: float = SOON_S) -> None:
     wait_until(lambda: len(published(settings)) >= count, timeout_s, f"{count} publications")
 
 
-Starter = Callable[..., RunningBridge]
+def task_ids(settings: Settings) -> set[str]:
+    """The ids of those tasks: of one whose publication had no reply there may be two alike."""
+    return {task["headers"]["id"] for task in published(settings)}
+
+
+def metric(address: str, name: str, **labels: str) -> float:
+    """One line of a bridge's metrics page at BRIDGE_HEALTH_LISTEN; 0 when it is not there."""
+    page = http.request("GET", f"http://{address}/metrics").data.decode()
+    wanted = {f'{label}="{value}"' for label, value in labels.items()}
+    for line in page.splitlines():
+        told, _, value = line.rpartition(" ")
+        found, _, rest = told.partition("{")
+        if found == f"chargebridge_bridge_{name}" and wanted <= set(rest.rstrip("}").split(",")):
+            return float(value)
+    return 0.0
