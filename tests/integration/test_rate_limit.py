@@ -18,7 +18,9 @@ from tests.support.services import Services
 
 PER_S = 40
 ENDPOINT_PER_S = 20
-SOON_S = 5.0
+SOON_S = 60.0
+BUSY_S = 30.0
+"""What a busy machine may take for what takes no time."""
 
 
 def limiter(url: str, **given: int) -> RateLimiter:
@@ -31,6 +33,31 @@ def one(redis_url: str) -> Iterator[RateLimiter]:
     made = limiter(redis_url)
     yield made
     made.close()
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Redis that is slow on a busy machine is waited for, and not done without."""
+    monkeypatch.setattr("tasks.rate_limit.REDIS_ANSWER_S", BUSY_S)
+
+
+class Clock:
+    """Stands for `time` in the limiter: notes how long a turn is waited for, and does not wait."""
+
+    monotonic = staticmethod(time.monotonic)
+
+    def __init__(self) -> None:
+        self.slept_s: list[float] = []
+
+    def sleep(self, seconds: float) -> None:
+        self.slept_s.append(seconds)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("tasks.rate_limit.time", clock)
+    return clock
 
 
 def took_s(turns: int, *limiters: RateLimiter, endpoints: tuple[str, ...] = ("a",)) -> float:
@@ -46,43 +73,55 @@ def took_s(turns: int, *limiters: RateLimiter, endpoints: tuple[str, ...] = ("a"
     return time.monotonic() - begun
 
 
-def take_many(one: RateLimiter, turns: int) -> None:
-    for _ in range(turns):
-        one.take("a", boot_clock_s() + 0.01)
-
-
+@pytest.mark.usefixtures("patient")
 def test_two_workers_share_the_rate_of_an_endpoint(redis_url: str, one: RateLimiter) -> None:
     turns = 30
     burst = ENDPOINT_PER_S * BURST_S
     assert took_s(turns, one, limiter(redis_url)) > (turns - burst - 1) / ENDPOINT_PER_S
 
 
+@pytest.mark.usefixtures("patient")
 def test_all_endpoints_together_keep_the_total(one: RateLimiter) -> None:
     turns = 40
     expected_s = (turns - PER_S * BURST_S - 1) / PER_S
     assert took_s(turns, one, endpoints=("a", "b", "c", "d")) > expected_s
 
 
-def test_a_turn_that_would_come_too_late_is_refused_at_once(one: RateLimiter) -> None:
-    for _ in range(int(ENDPOINT_PER_S * BURST_S)):
+@pytest.mark.usefixtures("patient")
+def test_a_turn_that_would_come_too_late_is_refused_at_once(redis_url: str, clock: Clock) -> None:
+    one = limiter(redis_url, endpoint_per_s=1)
+    for _ in range(30):
         one.take("a", boot_clock_s() + SOON_S)
-    begun = time.monotonic()
-    with pytest.raises(StripeUnavailable, match="rate_limited"):
-        take_many(one, ENDPOINT_PER_S)
-    assert time.monotonic() - begun < 1.0
-    # What was refused has not used up the others' turns.
-    one.take("b", boot_clock_s() + 0.1)
+    waits = len(clock.slept_s)
+    # The next turn there is half a minute away.
+    for _ in range(5 * PER_S):
+        with pytest.raises(StripeUnavailable, match="rate_limited"):
+            one.take("a", boot_clock_s() + 1.0)
+    assert len(clock.slept_s) == waits
+    # What was refused, five seconds of the whole budget, has not used up the others' turns.
+    one.take("b", boot_clock_s() + 1.0)
+    one.close()
 
 
-def test_a_refusal_by_stripe_halves_everybodys_pace(redis_url: str, one: RateLimiter) -> None:
-    other = limiter(redis_url)
+@pytest.mark.usefixtures("patient")
+def test_a_refusal_by_stripe_halves_everybodys_pace(
+    redis_url: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Neither is over while this test lasts.
+    monkeypatch.setattr("tasks.rate_limit.SLOW_DOWN_EVERY_S", 2 * BUSY_S)
+    monkeypatch.setattr("tasks.rate_limit.RECOVERY_S", 100 * BUSY_S)
+    one, other = (limiter(redis_url, endpoint_per_s=1) for _ in range(2))
     one.slow_down()
-    one.slow_down()  # within the same second: one sign, not two
-    turns = 20
-    burst = ENDPOINT_PER_S * BURST_S
-    slowed_s = took_s(turns, other)
-    assert slowed_s > (turns - burst - 1) / (ENDPOINT_PER_S * 0.6)
-    assert slowed_s < turns / (ENDPOINT_PER_S * 0.4)
+    one.slow_down()  # within the same time: one sign, not two
+    turns = 60
+    begun = time.monotonic()
+    for _ in range(turns):
+        other.take("a", boot_clock_s() + 10 * SOON_S)
+    # The last turn comes so long after the first, whatever the way to it took.
+    slowed_s = time.monotonic() - begun + clock.slept_s[-1]
+    assert turns / 0.6 < slowed_s < turns / 0.4
+    one.close()
+    other.close()
 
 
 @pytest.mark.parametrize("outage", ["frozen", "gone"])
@@ -102,7 +141,8 @@ def test_without_redis_requests_pass_and_an_alarm_rings(
         begun = time.monotonic()
         for _ in range(10 * PER_S):
             one.take("a", boot_clock_s() + SOON_S)
-        assert time.monotonic() - begun < 2.0, "bounded, however many requests wait"
+        # Each of them alone would wait for half a second.
+        assert time.monotonic() - begun < BUSY_S, "bounded, however many requests wait"
     alarms = [line for line in caplog.records if line.message == "alarm_limiter_lost"]
     assert len(alarms) == 1
 
