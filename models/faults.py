@@ -41,24 +41,31 @@ def fault_point(name: str) -> None:
         return
     action = taken.read_text(encoding="utf-8").strip()
     taken.write_text(f"{action} {os.getpid()}", encoding="utf-8")
-    taken.rename(_folder / f"{name}.reached")
-    _act(name, action)
+    reached = _folder / f"{name}.reached"
+    with taken.open(encoding="utf-8") as mark:
+        taken.rename(reached)
+        _act(action, reached, os.fstat(mark.fileno()))
 
 
-def _act(name: str, action: str) -> None:
+def _act(action: str, reached: Path, mark: os.stat_result) -> None:
     if action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     elif action == "freeze":
         # To this thread: by os.kill the first thread may take it, and this one runs on meanwhile.
         signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
     elif action == "hold":
-        _hold(name)
+        _hold(reached, mark)
 
 
-def _hold(name: str) -> None:
-    """Wait here until the test takes the marker file away."""
-    assert _folder is not None
-    reached = _folder / f"{name}.reached"
+def _hold(reached: Path, mark: os.stat_result) -> None:
+    """Wait here until the test takes this very marker file away; a later one is another's."""
     pause = threading.Event()
-    while reached.exists():
+    while _is_there(reached, mark):
         pause.wait(HOLD_POLL_S)
+
+
+def _is_there(reached: Path, mark: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(reached.stat(), mark)
+    except FileNotFoundError:
+        return False
