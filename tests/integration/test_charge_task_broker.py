@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import redis as redis_client
 from celery import Celery
 from kombu.exceptions import OperationalError
 
@@ -24,7 +25,8 @@ from tests.support.roles import RoleStarter
 from tests.support.services import Services
 from tests.support.waiting import wait_until
 
-FAILS_WITHIN_S = 5.0
+FAILS_WITHIN_S = 9.0
+"""Less than the library's own tries take; one try takes two seconds."""
 
 
 @pytest.fixture
@@ -56,6 +58,8 @@ def test_a_frozen_broker_fails_every_publish_soon(app: Celery, services: Service
             publish(app)
         assert time.monotonic() - began_s < FAILS_WITHIN_S
     services.thaw("redis")
+    with redis_client.Redis.from_url(app.conf.broker_url) as client:
+        assert client.ping(), "it has come round"
     publish(app)
 
 
@@ -68,6 +72,10 @@ def test_a_broker_that_is_gone_fails_every_publish_soon(
     with pytest.raises(OperationalError):
         publish(app)
     assert time.monotonic() - began_s < FAILS_WITHIN_S
+
+
+def test_a_publish_is_tried_once(conf: dict[str, Any]) -> None:
+    assert conf["task_publish_retry_policy"]["max_retries"] == 0
 
 
 def test_nothing_is_acknowledged_before_it_was_worked_on_and_no_result_is_kept(
@@ -101,9 +109,8 @@ def test_beat_is_not_silenced_by_a_time_that_lies_in_the_future(conf: dict[str, 
     now = schedule.now()
     assert schedule.is_due(now + timedelta(days=1)) == (True, schedule.seconds)
     assert schedule.is_due(now - timedelta(days=1)).is_due
-    due, next_s = schedule.is_due(now)
-    assert not due
-    assert 0 < next_s <= schedule.seconds
+    schedule.nowfun = lambda: now
+    assert schedule.is_due(now) == (False, schedule.seconds)
 
 
 def printed(code: str, environment: dict[str, str]) -> str:

@@ -161,7 +161,7 @@ def test_a_reserved_record_is_charged_without_any_delivery(
     role("beat")
     wait_until(
         lambda: ledger.read_statuses([key])[key].state is State.CHARGED,
-        30,
+        60,
         "the record is charged",
     )
     assert key == charge_key("cust_0", "2026-Q3")

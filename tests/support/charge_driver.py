@@ -26,6 +26,8 @@ from tests.support.stripe import Stripe
 
 KEY = "sk_test_flow"
 TASK_S = 6.0
+LIMITS = {"LIMITS": "fast", "PREPARATION_S": "20", "LIMITS_CHECK": "warn"}
+"""On a busy machine a preparation of one second would come too late."""
 
 
 class Driver:
@@ -40,7 +42,7 @@ class Driver:
         clock.install(database_url)
 
     def flow(self, *, key: str = KEY, base: str | None = None, **env: str) -> ChargeFlow:
-        settings = load_settings({"LIMITS": "fast", **env})
+        settings = load_settings({**LIMITS, **env})
         gateway = StripeGateway(key, base or self.stripe.base_url)
         self.gateways.append(gateway)
         reads = LedgerReads(self.engine)
