@@ -17,19 +17,23 @@ import redis
 import urllib3
 
 TIMEOUT_S = 2.0
+"""For a look at one role's health: who is silent for longer is asked again."""
+PATIENCE_S = 30.0
+"""For all that is asked once: a busy machine may let a server wait."""
 
-http = urllib3.PoolManager(retries=False, timeout=TIMEOUT_S)
+http = urllib3.PoolManager(retries=False, timeout=PATIENCE_S)
 
 
-def get_json(url: str) -> Any:
+def get_json(url: str, timeout_s: float = PATIENCE_S) -> Any:
     """Raises OSError when there is no answer of 200."""
-    return json.loads(request("GET", url))
+    return json.loads(request("GET", url, timeout_s=timeout_s))
 
 
-def request(method: str, url: str, body: Any = None) -> bytes:
+def request(method: str, url: str, body: Any = None, timeout_s: float = PATIENCE_S) -> bytes:
     """One HTTP request with a JSON body; raises OSError for anything but a 2xx answer."""
+    text = None if body is None else json.dumps(body)
     try:
-        reply = http.request(method, url, body=None if body is None else json.dumps(body))
+        reply = http.request(method, url, body=text, timeout=timeout_s)
     except urllib3.exceptions.HTTPError as error:
         raise OSError(f"{method} {url}: no answer") from error
     if not 200 <= reply.status < 300:
@@ -57,7 +61,7 @@ def redis_server(url: str) -> str | None:
 
 def answers(url: str) -> str | None:
     try:
-        request("GET", url)
+        request("GET", url, timeout_s=TIMEOUT_S)
     except OSError as error:
         return str(error)
     return None
@@ -85,16 +89,27 @@ def celery_worker(broker_url: str, name: str) -> str | None:
 def beat(schedule: Path, started: float) -> str | None:
     """Whether beat has written its schedule since it started."""
     files = schedule.parent.glob(f"{schedule.name}*")
-    written = any(file.stat().st_mtime >= started - 1 for file in files)
+    written = any(_changed_at(file) >= started - 1 for file in files)
     return None if written else "beat has not written its schedule yet"
 
 
-def channel_stats(settings: Mapping[str, str], *, clients: bool = False) -> dict[str, Any]:
+def _changed_at(file: Path) -> float:
+    """Long ago for a file that was there for a moment only, as those that beat replaces."""
+    try:
+        return file.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def channel_stats(
+    settings: Mapping[str, str], *, clients: bool = False, timeout_s: float = PATIENCE_S
+) -> dict[str, Any]:
     """nsqd's figures for our channel; empty while there is no such channel."""
     topic, channel = settings["NSQ_TOPIC"], settings["NSQ_CHANNEL"]
     address = settings["NSQD_HTTP_ADDRESS"]
     query = f"format=json&topic={quote(topic)}&channel={quote(channel)}&include_mem=false"
-    stats = get_json(f"http://{address}/stats?{query}&include_clients={str(clients).lower()}")
+    query += f"&include_clients={str(clients).lower()}"
+    stats = get_json(f"http://{address}/stats?{query}", timeout_s)
     for found in stats["topics"]:
         for entry in found["channels"]:
             if (found["topic_name"], entry["channel_name"]) == (topic, channel):
@@ -105,7 +120,7 @@ def channel_stats(settings: Mapping[str, str], *, clients: bool = False) -> dict
 def bridge_nsq(settings: Mapping[str, str], wanted: int = 1) -> str | None:
     """Whether at least `wanted` bridges stand on the channel."""
     try:
-        clients = channel_stats(settings).get("client_count", 0)
+        clients = channel_stats(settings, timeout_s=TIMEOUT_S).get("client_count", 0)
     except OSError as error:
         return str(error)
     return None if clients >= wanted else f"{clients} bridges on the NSQ channel"
@@ -127,7 +142,7 @@ def bridge_redis(settings: Mapping[str, str], wanted: int = 1) -> str | None:
 def listens(url: str) -> str | None:
     """For those that ask for a password (vault, Flower): any answer will do."""
     try:
-        http.request("GET", f"{url}/healthcheck")
+        http.request("GET", f"{url}/healthcheck", timeout=TIMEOUT_S)
     except urllib3.exceptions.HTTPError:
         return f"{url} does not answer"
     return None

@@ -50,6 +50,11 @@ def _reserve(port: int) -> bool:
     return is_free(port)
 
 
+def reservations() -> tuple[int, ...]:
+    """File descriptors: a process that inherits them keeps the ports of this one reserved."""
+    return tuple(_reservations.values())
+
+
 def _reservation_folder() -> Path:
     folder = Path(tempfile.gettempdir()) / f"chargebridge-ports-{os.geteuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)

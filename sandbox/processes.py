@@ -27,7 +27,7 @@ MARK = "CHARGEBRIDGE_SANDBOX_ROLE_OF"
 SELF_TITLING = ("postgres", "redis-server")
 """Programs that write their title over their environment: known by their folder instead."""
 KILL_POLL_S = 0.05
-KILL_TIMEOUT_S = 10.0
+KILL_TIMEOUT_S = 30.0
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 LAUNCHER = Path(__file__).with_name("launch.py")
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from sandbox import control, roles
+from sandbox import control, ports, roles
 from sandbox.processes import Processes, SandboxError
 from sandbox.stack import Stack
 
@@ -31,7 +31,7 @@ LONGEST_PAUSE_S = 0.8
 """A role that ends by itself is back within a second, however often it does."""
 SETTLED_AFTER_S = 10.0
 """A role that ran so long before it died is started again at once."""
-READY_WITHIN_S = 10.0
+READY_WITHIN_S = 30.0
 LOCK_WITHIN_S = 2.0
 REQUEST_BYTES = 65_536
 SURVIVED = (OSError, subprocess.SubprocessError)
@@ -222,7 +222,10 @@ def say(text: str) -> None:
 
 
 def start_in_background(directory: Path) -> None:
-    """Starts the supervisor of a prepared stack; returns when it answers."""
+    """Starts the supervisor of a prepared stack; returns when it answers.
+
+    Our ports stay reserved while it lives: a role that is down for a while finds its own free.
+    """
     with (directory / "logs" / "supervisor.log").open("ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "sandbox.supervisor", str(directory)],
@@ -232,6 +235,7 @@ def start_in_background(directory: Path) -> None:
             start_new_session=True,
             cwd=Path(__file__).resolve().parent.parent,
             env={**roles.base_environment(directory / "home"), **_from_the_caller()},
+            pass_fds=ports.reservations(),
         )
     deadline = time.monotonic() + READY_WITHIN_S
     pause = threading.Event()

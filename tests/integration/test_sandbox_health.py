@@ -6,6 +6,7 @@ import pytest
 
 from sandbox import health
 from tests.support.roles import RoleStarter
+from tests.support.waiting import wait_until
 
 
 def test_a_worker_is_asked_at_its_own_broker_though_the_shell_names_another(
@@ -13,4 +14,8 @@ def test_a_worker_is_asked_at_its_own_broker_though_the_shell_names_another(
 ) -> None:
     worker = role("worker-control")
     monkeypatch.setenv("CELERY_BROKER_URL", "redis://127.0.0.1:1/0")
-    assert health.celery_worker(environment["CELERY_BROKER_URL"], worker.name) is None
+    wait_until(
+        lambda: health.celery_worker(environment["CELERY_BROKER_URL"], worker.name) is None,
+        30.0,
+        "the worker answers",
+    )

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,13 @@ from sandbox.envfile import read_env
 from sandbox.health import get_json
 from sandbox.roles import ROLES, VAULT, WORKER_SLOTS, celery
 from sandbox.stack import Stack
+from sandbox.supervisor import TICK_S
 from tests.support.producers import billing_event, publish_nsq, publish_redis
 from tests.support.sandboxes import Sandbox
 from tests.support.stripe import Stripe
 from tests.support.waiting import wait_until
 
-BACK_WITHIN_S = 2.0
-"""It takes less than one; the rest is for a machine that runs other tests as well."""
+WITHIN_S = 60.0
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -58,6 +59,12 @@ def _run_with(settings: dict[str, str], *command: str) -> subprocess.CompletedPr
     )
 
 
+def _nodes(settings: dict[str, str]) -> str:
+    """The last line of `celery status`."""
+    done = _run_with(settings, *celery("status"))
+    return done.stdout.strip().rpartition("\n")[2] if done.returncode == 0 else ""
+
+
 def test_the_whole_stack_charges_survives_a_killed_worker_and_lets_a_day_pass(
     sandbox: Sandbox,
 ) -> None:
@@ -73,26 +80,22 @@ def test_the_whole_stack_charges_survives_a_killed_worker_and_lets_a_day_pass(
     assert len(worker.children()) >= WORKER_SLOTS
 
     # Every command works with nothing but the env file.
-    nodes = _run_with(settings, *celery("status"))
-    assert nodes.returncode == 0
-    assert "2 nodes online" in nodes.stdout
+    # (A node that is busy for the second that it is given does not count.)
+    wait_until(lambda: _nodes(settings) == "2 nodes online.", WITHIN_S, "both answer")
 
     publish_nsq(settings, billing_event("one"))
     publish_redis(settings, billing_event("one"))
-    wait_until(lambda: len(stripe.charges()) == 1, 30.0, "the event is charged")
+    wait_until(lambda: len(stripe.charges()) == 1, WITHIN_S, "the event is charged")
 
     os.kill(pids["worker"], signal.SIGKILL)
-    wait_until(
-        lambda: sandbox.pids().get("worker", pids["worker"]) != pids["worker"],
-        BACK_WITHIN_S,
-        "the worker is started again",
-    )
+    sandbox.wait_replaced("worker", pids["worker"])
+    assert sandbox.back_after_s("worker") == [pytest.approx(TICK_S)]
 
     before = _ledger_now(settings)
     sandbox.run("clock", "--advance", "25h")
     assert _ledger_now(settings) - before >= 25 * 3600
     publish_redis(settings, billing_event("two"))
-    two = wait_until(lambda: stripe.charges(amount=2500)[1:], 30.0, "another event is charged")
+    two = wait_until(lambda: stripe.charges(amount=2500)[1:], WITHIN_S, "another event is charged")
     assert len(two) == 1
     created = sorted(charge["created"] for charge in stripe.charges())
     assert created[1] - created[0] >= 25 * 3600
@@ -101,6 +104,26 @@ def test_the_whole_stack_charges_survives_a_killed_worker_and_lets_a_day_pass(
     assert sandbox.processes() == []
     with pytest.raises(OSError, match="no answer"):
         get_json(f"{stripe.base_url}/_sim/charges")
+
+
+@contextmanager
+def _demo_until_killed(sandbox: Sandbox, *arguments: str) -> Iterator[Iterator[str]]:
+    """A demo whose lines can be read; it is killed afterwards, with an initdb that it may run."""
+    command = [sys.executable, "-m", "sandbox", "--directory", str(sandbox.directory), "demo"]
+    demo = subprocess.Popen(
+        [*command, *arguments],
+        cwd=CHECKOUT,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert demo.stdout is not None
+    try:
+        yield iter(demo.stdout)
+    finally:
+        os.killpg(demo.pid, signal.SIGKILL)
+        demo.wait()
+        demo.stdout.close()
 
 
 def _proof(text: str) -> dict[str, Any]:
@@ -112,16 +135,8 @@ def _proof(text: str) -> dict[str, Any]:
 def test_the_demo_ends_with_a_proof_that_holds_even_after_it_was_killed_once(
     sandbox: Sandbox, tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-m", "sandbox", "--directory", str(sandbox.directory), "demo"]
-    killed = subprocess.Popen(
-        [*command, "--events", "24"], cwd=CHECKOUT, stdout=subprocess.PIPE, text=True
-    )
-    assert killed.stdout is not None
-    for line in killed.stdout:
-        if "killed worker" in line:
-            killed.kill()
-            break
-    killed.wait()
+    with _demo_until_killed(sandbox, "--events", "24") as told:
+        assert any("killed worker" in line for line in told)
 
     file = tmp_path / "proof.json"
     done = sandbox.run("demo", "--events", "24", "--json", str(file))
@@ -136,12 +151,8 @@ def test_the_demo_ends_with_a_proof_that_holds_even_after_it_was_killed_once(
 
 def test_a_demo_beside_a_running_one_is_refused(sandbox: Sandbox) -> None:
     sandbox.directory.mkdir()
-    command = [sys.executable, "-m", "sandbox", "--directory", str(sandbox.directory), "demo"]
-    first = subprocess.Popen(command, cwd=CHECKOUT, stdout=subprocess.PIPE, text=True)
-    assert first.stdout is not None
-    assert "demo:" in first.stdout.readline()
-    refused = sandbox.run("demo", ok=False)
+    with _demo_until_killed(sandbox) as told:
+        assert "demo:" in next(told)
+        refused = sandbox.run("demo", ok=False)
     assert refused.returncode == 1
     assert "running already" in refused.stderr
-    first.kill()
-    first.wait()

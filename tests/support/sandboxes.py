@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,9 +15,11 @@ import psutil
 from sandbox.binaries import CHECKOUT
 from sandbox.files import read_json
 from sandbox.stack import Stack
+from sandbox.supervisor import TICK_S
 from tests.support.waiting import wait_until
 
-COMMAND_WITHIN_S = 120.0
+COMMAND_WITHIN_S = 240.0
+GONE_WITHIN_S = 30.0
 
 
 class Sandbox:
@@ -42,6 +45,19 @@ class Sandbox:
     def pids(self) -> dict[str, int]:
         return {str(k): int(v) for k, v in (read_json(self.directory / "pids.json") or {}).items()}
 
+    def wait_replaced(self, role: str, pid: int) -> None:
+        """Returns when `pids.json` has another process in the place of this one."""
+        wait_until(lambda: self.pids().get(role, pid) != pid, GONE_WITHIN_S, f"another {role} runs")
+
+    def back_after_s(self, role: str) -> list[float]:
+        """How long the role was down each time it died, by the supervisor's own choice.
+
+        At most: a tick until it looked, and the pause it made. What the machine adds is not in it.
+        """
+        log = (self.directory / "logs" / "supervisor.log").read_text()
+        pauses = re.findall(rf" {role} ended by itself .* starts again in (\S+) s", log)
+        return [TICK_S + float(pause) for pause in pauses]
+
     def supervisor(self) -> psutil.Process:
         for process in psutil.process_iter():
             try:
@@ -54,7 +70,7 @@ class Sandbox:
     def kill_supervisor(self) -> None:
         process = self.supervisor()
         process.send_signal(signal.SIGKILL)
-        wait_until(lambda: not alive(process.pid), 5.0, "the supervisor is dead")
+        wait_until(lambda: not alive(process.pid), GONE_WITHIN_S, "the supervisor is dead")
 
     def processes(self) -> list[int]:
         """Every process that belongs to the folder."""
@@ -64,10 +80,11 @@ class Sandbox:
         """Whatever state it is in: nothing is left of it."""
         with suppress(AssertionError, psutil.Error):
             self.kill_supervisor()
-        if self.directory.exists():
-            stack = Stack(self.directory)
-            stack.kill_leftovers()
-            stack.wipe()
+        for directory in (self.directory / "demo", self.directory):
+            if directory.exists():
+                stack = Stack(directory)
+                stack.kill_leftovers()
+                stack.wipe()
 
 
 def alive(pid: int) -> bool:

@@ -37,10 +37,13 @@ def test_a_new_stack_drops_the_data_of_a_removed_one_and_keeps_its_own(old_file:
 
 def test_data_that_a_process_may_still_use_is_not_dropped(old_file: Path) -> None:
     directory = old_file.parent.parent.parent / "stack"
-    command = [sys.executable, "-c", "input()"]
+    command = [sys.executable, "-c", "print(flush=True); input()"]
     environment = {**os.environ, MARK: str(directory)}
-    with subprocess.Popen(command, stdin=subprocess.PIPE, env=environment) as left:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment) as left:
         try:
+            assert left.stdout is not None
+            assert left.stdout.readline(), "it runs, and shows its environment"
             with pytest.raises(SandboxError, match="still runs"):
                 Stack(directory, names=("redis",)).prepare()
         finally:

@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from sandbox.postgres import Postgres
 from sandbox.processes import RoleSpec, SandboxError
 from sandbox.stack import Stack
 from sandbox.supervisor import Supervisor
+from tests.support.sandboxes import alive
 from tests.support.waiting import wait_until
 
 SLEEPER = (sys.executable, "-c", "import signal; signal.pause()")
@@ -30,6 +32,8 @@ DEAF = (
     "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True);"
     "signal.pause()",
 )
+WITHIN_S = 30.0
+GRACE_S = 3600.0
 ENDS_AT_ONCE = (sys.executable, "-c", "")
 
 
@@ -43,7 +47,7 @@ class OneRole(Stack):
     def spec(self, name: str) -> RoleSpec:
         self.require(name)
         log = self.directory / "redis.log"
-        return RoleSpec(name, self.command, self.directory, log, dict(os.environ), grace_s=0.3)
+        return RoleSpec(name, self.command, self.directory, log, dict(os.environ), grace_s=GRACE_S)
 
 
 @pytest.fixture
@@ -84,38 +88,39 @@ def test_a_role_that_ignores_the_request_to_end_is_killed_after_its_grace(
 ) -> None:
     supervisor = supervised(directory, DEAF)
     log = directory / "redis.log"
-    wait_until(lambda: "deaf" in log.read_text(), 5.0, "it ignores SIGTERM by now")
+    wait_until(lambda: "deaf" in log.read_text(), WITHIN_S, "it ignores SIGTERM by now")
+    begun = time.monotonic()
     supervisor.answer({"do": "stop", "role": "redis"})
     assert state(supervisor) == "stopping"
-    wait_until(lambda: state(supervisor) == "stopped", 5.0, "it is killed")
+    stop_by = supervisor.watched["redis"].stop_deadline
+    assert stop_by is not None
+    assert stop_by >= begun + GRACE_S
+    # As if it were over.
+    supervisor.watched["redis"].stop_deadline = stop_by - GRACE_S
+    wait_until(lambda: state(supervisor) == "stopped", WITHIN_S, "it is killed")
 
 
 def test_all_processes_of_the_group_go_with_a_killed_leader(directory: Path) -> None:
     spawning = "import os, signal; pid = os.fork();pid and print(pid, flush=True); signal.pause()"
     supervisor = supervised(directory, (sys.executable, "-c", spawning))
     log = directory / "redis.log"
-    child = int(wait_until(lambda: log.read_text().strip(), 5.0, "the leader has a child"))
+    child = int(wait_until(lambda: log.read_text().strip(), WITHIN_S, "the leader has a child"))
     leader = supervisor.processes.pids()["redis"]
     os.kill(leader, signal.SIGKILL)
     wait_until(
         lambda: state(supervisor) == "running" and supervisor.processes.pids()["redis"] != leader,
-        5.0,
+        WITHIN_S,
         "the role runs again",
     )
-    wait_until(lambda: not _exists(child), 5.0, "the child of the dead leader is gone")
+    wait_until(lambda: not alive(child), WITHIN_S, "the child of the dead leader is gone")
     supervisor.processes.kill_all()
-
-
-def _exists(pid: int) -> bool:
-    stat = Path(f"/proc/{pid}/stat")
-    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 def test_down_refuses_new_starts_and_ends_when_nothing_runs(directory: Path) -> None:
     supervisor = supervised(directory, SLEEPER)
     supervisor.answer({"do": "down"})
     assert "error" in supervisor.answer({"do": "start", "role": "redis"})
-    wait_until(lambda: supervisor.run_once(0.01), 5.0, "the supervisor is through")
+    wait_until(lambda: supervisor.run_once(0.01), WITHIN_S, "the supervisor is through")
     assert supervisor.processes.pids() == {}
 
 
@@ -145,7 +150,7 @@ def test_a_full_disk_ends_nobody_and_the_record_is_written_when_there_is_room(
             lambda: (
                 state(supervisor) == "running" and supervisor.processes.pids()["redis"] != first
             ),
-            5.0,
+            WITHIN_S,
             "the role runs again",
         )
         assert supervisor.answer({"do": "stop", "role": "redis", "kill": True}) == {}
