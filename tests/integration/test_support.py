@@ -12,7 +12,7 @@ from models.ledger import Ledger
 from sandbox import clock, health
 from sandbox.binaries import CHECKOUT
 from tests.support.producers import billing_event, publish_nsq, publish_redis
-from tests.support.sandboxes import alive
+from tests.support.sandboxes import GONE_WITHIN_S, alive
 from tests.support.services import Services
 from tests.support.waiting import wait_until
 
@@ -59,7 +59,8 @@ def test_a_killed_service_is_back_with_its_data_after_healing(
 def test_channel_and_group_exist_before_the_first_producer(environment: dict[str, str]) -> None:
     publish_nsq(environment, billing_event())
     entry = publish_redis(environment, billing_event())
-    assert health.channel_stats(environment)["depth"] == 1
+    # From the topic into the channel is a way of its own.
+    wait_until(lambda: health.channel_stats(environment)["depth"] == 1, 30.0, "it is there")
     with redis.Redis.from_url(environment["REDIS_URL"]) as client:
         groups = client.xinfo_groups(environment["REDIS_STREAM"])
         assert client.xlen(environment["REDIS_STREAM"]) == 1
@@ -85,4 +86,4 @@ def test_services_die_with_a_pytest_that_is_killed() -> None:
     assert all(map(alive, pids))
     owner.kill()
     owner.wait()
-    wait_until(lambda: not any(map(alive, pids)), 5.0, "the services die")
+    wait_until(lambda: not any(map(alive, pids)), GONE_WITHIN_S, "the services die")

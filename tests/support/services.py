@@ -12,9 +12,10 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
 import redis as redis_client
 
 from sandbox import clock, health, postgres, roles
@@ -25,7 +26,8 @@ from tests.support.waiting import wait_until
 
 PREFIX = "chargebridge-tests-"
 TEMPLATE = "template_ledger"
-READY_WITHIN_S = 30.0
+READY_WITHIN_S = 60.0
+OWNER_LOCK = "owner.lock"
 STARTED_WITH = {"nsqd": ("nsqlookupd",)}
 
 
@@ -65,8 +67,19 @@ class Services:
                     self.start(other)
 
     def start(self, name: str) -> None:
+        if name == "postgres":
+            # The sessions of a killed one end by themselves; beside them no other can start.
+            wait_until(lambda: not self._postgres_is_there(), READY_WITHIN_S, "its sessions end")
         self.keeper.start_role(name)
         self.stack.wait_healthy(self.keeper, [name], READY_WITHIN_S)
+
+    def _postgres_is_there(self) -> bool:
+        folders = self.stack.data_folders()
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                if process.name() == "postgres" and Path(process.cwd()) in folders:
+                    return True
+        return False
 
     def stop(self, name: str) -> None:
         """An orderly end."""
@@ -169,8 +182,10 @@ def running_services() -> Iterator[Services]:
     directory = Path(tempfile.mkdtemp(prefix=PREFIX))
     # The account that runs PostgreSQL for root must get through.
     directory.chmod(0o711)
-    with (directory / "owner.lock").open("w") as lock:
+    with (directory / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        # Not before it is held: a free one says that its folder is abandoned.
+        (directory / "lock").rename(directory / OWNER_LOCK)
         services = Services(directory / "stack")
         try:
             yield services
@@ -182,12 +197,12 @@ def running_services() -> Iterator[Services]:
 def remove_abandoned_folders() -> None:
     """Folders of pytest processes that were killed; a live one holds its lock."""
     for directory in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        lock = directory / "owner.lock"
-        if directory.stat().st_uid != os.geteuid() or not lock.exists():
-            continue
-        with lock.open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+        try:
+            if directory.stat().st_uid != os.geteuid():
                 continue
+            with (directory / OWNER_LOCK).open("r+") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (FileNotFoundError, BlockingIOError):
+            # Not whole yet, held, or just being removed by its owner or by another such look.
+            continue
         shutil.rmtree(directory, ignore_errors=True)
