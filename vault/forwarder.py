@@ -178,6 +178,7 @@ class Forwarder:
             except LedgerUnavailable:
                 if time.monotonic() > deadline_s:
                     raise OutcomeLost from None
+                fault_point("vault.not_committed")
             self._pause.wait(COMMIT_PAUSE_S)
 
     # -- what is said about it -----------------------------------------------------------

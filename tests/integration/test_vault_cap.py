@@ -11,7 +11,7 @@ from sqlalchemy.engine import Engine
 
 from tests.support.stripe import Stripe
 from tests.support.vault import Books, VaultProcess, VaultStarter
-from tests.support.waiting import wait_until
+from tests.support.vault_calls import create_patiently, creating_held
 
 CLIENTS = 64
 TRIES = 400
@@ -62,7 +62,7 @@ def test_s5_exactly_as_many_charges_pass_as_fit_under_the_cap(
     key = vaults[0].issue(cap_cents=CAP)
 
     def charge(number: int) -> str | None:
-        return vaults[number % 2].create(key, f"c{number}").code
+        return create_patiently(vaults[number % 2], key, f"c{number}").code
 
     with CapWatch(engine) as watch, ThreadPoolExecutor(CLIENTS) as threads:
         codes = Counter(threads.map(charge, range(TRIES)))
@@ -80,7 +80,7 @@ def test_one_charge_tried_by_many_at_once_is_one_hold(
     vaults = [vault_starter(), vault_starter()]
     key = vaults[0].issue(cap_cents=AMOUNT)
     with ThreadPoolExecutor(16) as threads:
-        replies = list(threads.map(lambda n: vaults[n % 2].create(key, "c1"), range(32)))
+        replies = list(threads.map(lambda n: create_patiently(vaults[n % 2], key, "c1"), range(32)))
     assert {reply.status for reply in replies} <= {200, 409}
     assert [h["state"] for h in books.holds()] == ["settled"]
     assert books.budget()["settled_cents"] == AMOUNT
@@ -94,7 +94,9 @@ def test_epochs_of_one_charge_tried_at_once_leave_one_live_hold(
     with ThreadPoolExecutor(16) as threads:
         codes = list(
             threads.map(
-                lambda n: vault.create(key, "c1", idempotency_key=f"k{n}", epoch=str(n)).code,
+                lambda n: (
+                    create_patiently(vault, key, "c1", idempotency_key=f"k{n}", epoch=str(n)).code
+                ),
                 range(16),
             )
         )
@@ -110,7 +112,7 @@ def test_released_holds_taken_again_at_once_are_counted_once(
     stripe.fault("http_429", idempotency_key="c1")
     vault.create(key, "c1")
     with ThreadPoolExecutor(16) as threads:
-        codes = set(threads.map(lambda _: vault.create(key, "c1").code, range(16)))
+        codes = set(threads.map(lambda _: create_patiently(vault, key, "c1").code, range(16)))
     assert None in codes
     assert codes <= {None, "idempotency_key_in_use"}
     assert books.budget() == {"cap_cents": AMOUNT, "settled_cents": AMOUNT, "held_cents": 0}
@@ -122,14 +124,12 @@ def test_more_than_there_are_places_for_is_told_to_wait(
 ) -> None:
     vault = vault_starter(VAULT_CONCURRENCY="2")
     key = vault.issue()
-    stripe.fault("latency", stage="after_claim", seconds=2, times=2)
-    with ThreadPoolExecutor(2) as threads:
-        slow = [threads.submit(vault.create, key, f"c{n}") for n in range(2)]
-        wait_until(lambda: len(stripe.creates()) == 2, 10, "both places are taken")
+    with creating_held(vault, stripe, key, "c1", "c2") as slow:
         refused = vault.create(key, "c3")
         assert (refused.status, refused.code, refused.forwarded) == (503, "busy", "no")
         assert refused.headers["Retry-After"] == "1"
         assert refused.headers["Stripe-Should-Retry"] == "false"
         assert vault.request("GET", "/healthz").status == 200
+        stripe.release()
         assert [reply.result().status for reply in slow] == [200, 200]
     assert vault.create(key, "c3").status == 200

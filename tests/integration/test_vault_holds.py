@@ -7,7 +7,7 @@ import pytest
 from sandbox.ports import free_port
 from tests.support.stripe import Stripe
 from tests.support.vault import RUN, Books, VaultProcess, VaultStarter
-from tests.support.vault_calls import create_unheard, creating_slowly
+from tests.support.vault_calls import create_unheard, creating_held
 
 
 def test_a_charge_is_held_forwarded_and_settled(
@@ -100,8 +100,10 @@ def test_an_unknown_keeps_holding_and_a_later_answer_settles_it(
 def test_what_is_no_answer_is_never_taken_for_a_failure(
     vault_starter: VaultStarter, stripe: Stripe, books: Books, kind: str
 ) -> None:
-    vault = vault_starter(VAULT_UPSTREAM_S="2")
+    vault = vault_starter(**({"VAULT_UPSTREAM_S": "2"} if kind == "timeout" else {}))
     key = vault.issue()
+    # With a connection that stands already, no time can be over before anything was sent.
+    vault.create(key, "first")
     stage = "after_commit" if kind != "lock_timeout" else "before"
     stripe.fault(kind, stage=stage, idempotency_key="c1")
     vault.create(key, "c1")
@@ -126,11 +128,12 @@ def test_a_failure_releases_only_when_no_other_forward_is_open(
 ) -> None:
     """The first forward hangs at Stripe; the second one is told that it was not executed."""
     key = vault.issue()
-    with creating_slowly(vault, stripe, key) as first:
+    with creating_held(vault, stripe, key, "c1") as (first,):
         stripe.fault("http_429", idempotency_key="c1")
         assert vault.create(key, "c1").status == 429
         assert books.hold("c1")["state"] == "unknown"
         assert books.budget()["held_cents"] == 2500
+        stripe.release()
         assert first.result().status == 200
     assert books.hold("c1")["state"] == "settled"
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import http.client
 import signal
 import threading
+from urllib.parse import urlencode
 
 import pytest
 import urllib3
@@ -12,8 +14,8 @@ from sandbox import clock
 from tests.support.faults import FaultPoints
 from tests.support.services import Services
 from tests.support.stripe import Stripe
-from tests.support.vault import RUN, Books, VaultProcess, VaultStarter
-from tests.support.vault_calls import creating, creating_slowly
+from tests.support.vault import RUN, Books, VaultProcess, VaultStarter, create_fields
+from tests.support.vault_calls import HELD_S, creating, creating_held
 from tests.support.waiting import wait_until
 
 AMOUNT = 2500
@@ -24,7 +26,7 @@ TOO_LATE_S = 10.5
 def create_unanswered(
     vault: VaultProcess, key: str, *, payment_method: str = "pm_card_visa"
 ) -> None:
-    """A create of "c1" whose connection breaks, or whose client's patience ends."""
+    """A create of "c1" whose connection breaks."""
     with pytest.raises(urllib3.exceptions.HTTPError):
         vault.create(key, "c1", payment_method=payment_method)
 
@@ -52,7 +54,7 @@ def test_a_vault_that_is_killed_loses_no_hold_and_charges_nothing_twice(
     key = vault.issue(cap_cents=AMOUNT)
     fault_point(point, "kill")
     create_unanswered(vault, key)
-    wait_until(lambda: not vault.is_alive(), 5, "the vault is dead")
+    wait_until(lambda: not vault.is_alive(), 30, "the vault is dead")
     assert [h["state"] for h in books.holds()] == ([state] if state else [])
     assert books.budget()["held_cents"] == held
     assert len(stripe.charges()) == taken
@@ -161,13 +163,21 @@ def test_the_clients_leaving_does_not_stop_what_is_under_way(
     vault: VaultProcess, stripe: Stripe, books: Books
 ) -> None:
     key = vault.issue()
-    stripe.fault("latency", stage="after_claim", seconds=2, idempotency_key="c1")
-    impatient = urllib3.PoolManager(retries=False, timeout=0.5)
-    patient, vault.http = vault.http, impatient
-    create_unanswered(vault, key)
-    vault.http = patient
+    stripe.fault("latency", stage="after_claim", seconds=HELD_S, idempotency_key="c1")
+    client = http.client.HTTPConnection(vault.env["VAULT_LISTEN"], timeout=HELD_S)
+    sent = {
+        "Authorization": f"Bearer {key}",
+        "Content-Type": "application/x-www-form-urlencoded",
+        "Idempotency-Key": "c1",
+    }
+    client.request("POST", "/stripe/v1/payment_intents", urlencode(create_fields("c1")), sent)
+    wait_until(stripe.creates, 30, "Stripe has the request")
+    client.close()
+    # Answered by the loop that has seen the end of the connection by then.
+    assert vault.request("GET", "/healthz").status == 200
     assert books.hold("c1")["state"] == "sent"
-    wait_until(lambda: books.hold("c1")["state"] == "settled", 10, "the outcome is written")
+    stripe.release()
+    wait_until(lambda: books.hold("c1")["state"] == "settled", 30, "the outcome is written")
     assert len(stripe.charges()) == 1
 
 
@@ -175,10 +185,12 @@ def test_a_vault_told_to_stop_ends_what_is_under_way(
     vault: VaultProcess, stripe: Stripe, books: Books
 ) -> None:
     key = vault.issue()
-    with creating_slowly(vault, stripe, key) as reply:
+    with creating_held(vault, stripe, key, "c1") as (reply,):
         vault.ask_to_stop()
+        wait_until(lambda: "vault_stopping" in vault.log.read_text(), 30, "it has been told")
+        stripe.release()
         assert reply.result().json["status"] == "succeeded"
-    wait_until(lambda: not vault.is_alive(), 10, "the vault has ended")
+    wait_until(lambda: not vault.is_alive(), 30, "the vault has ended")
     assert books.hold("c1")["state"] == "settled"
     assert "vault_stopped" in vault.log.read_text()
 
@@ -208,9 +220,12 @@ def test_an_outcome_is_committed_before_the_client_hears_it(
     with creating(vault, key) as reply:
         fault_point.wait_reached("vault.after_answer")
         services.kill("postgres")
+        fault_point("vault.not_committed", "hold")
         fault_point.release("vault.after_answer")
-        assert not reply.done()
+        fault_point.wait_reached("vault.not_committed")
         services.heal()
+        assert not reply.done()
+        fault_point.release("vault.not_committed")
         assert reply.result().json["status"] == "succeeded"
     assert books.hold("c1")["state"] == "settled"
     assert books.budget(RUN)["held_cents"] == 0

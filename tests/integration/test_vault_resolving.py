@@ -5,7 +5,7 @@ from __future__ import annotations
 from sandbox import clock
 from tests.support.stripe import Stripe
 from tests.support.vault import Books, VaultProcess
-from tests.support.vault_calls import create_unheard, creating_slowly
+from tests.support.vault_calls import create_unheard, creating_held
 
 HOUR_S = 3600.0
 
@@ -95,8 +95,9 @@ def test_a_hold_under_way_is_not_resolved_as_a_failure(
     vault: VaultProcess, stripe: Stripe, books: Books
 ) -> None:
     key = vault.issue()
-    with creating_slowly(vault, stripe, key) as first:
+    with creating_held(vault, stripe, key, "c1") as (first,):
         assert vault.resolve("c1", "absent").code == "hold_not_resolvable"
+        stripe.release()
         assert first.result().status == 200
 
 

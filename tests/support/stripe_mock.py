@@ -23,7 +23,7 @@ from tests.support.waiting import wait_until
 MODULE = CHECKOUT / "tests" / "contract" / "stripe_mock"
 PACKAGE = "github.com/stripe/stripe-mock"
 BINARY = BUILT / "stripe-mock"
-READY_WITHIN_S = 30.0
+READY_WITHIN_S = 60.0
 
 
 def build() -> Path:

@@ -10,6 +10,9 @@ from tests.support.stripe import Stripe
 from tests.support.vault import VaultProcess, VaultReply
 from tests.support.waiting import wait_until
 
+HELD_S = 60.0
+"""Longer than the vault waits for Stripe: what is held is let go by the test."""
+
 
 @contextmanager
 def creating(vault: VaultProcess, key: str, charge_key: str = "c1") -> Iterator[Future[VaultReply]]:
@@ -19,12 +22,35 @@ def creating(vault: VaultProcess, key: str, charge_key: str = "c1") -> Iterator[
 
 
 @contextmanager
-def creating_slowly(vault: VaultProcess, stripe: Stripe, key: str) -> Iterator[Future[VaultReply]]:
-    """A create of "c1" that Stripe has and takes its time for."""
-    stripe.fault("latency", stage="after_claim", seconds=2, idempotency_key="c1")
-    with creating(vault, key) as reply:
-        wait_until(stripe.creates, 10, "Stripe has the request")
-        yield reply
+def creating_held(
+    vault: VaultProcess, stripe: Stripe, key: str, *charge_keys: str
+) -> Iterator[list[Future[VaultReply]]]:
+    """Creates that Stripe has and holds until `stripe.release()`, or the end of the block."""
+    for charge_key in charge_keys:
+        stripe.fault("latency", stage="after_claim", seconds=HELD_S, idempotency_key=charge_key)
+    wanted = len(stripe.creates()) + len(charge_keys)
+    with ThreadPoolExecutor(len(charge_keys)) as threads:
+        replies = [threads.submit(vault.create, key, name) for name in charge_keys]
+        try:
+            wait_until(lambda: len(stripe.creates()) == wanted, 30, "Stripe has them all")
+            yield replies
+        finally:
+            stripe.release()
+
+
+def create_patiently(vault: VaultProcess, key: str, charge_key: str, **fields: str) -> VaultReply:
+    """A create that is tried again while the vault is busy.
+
+    A request that waited too long for another's lock is told so, which proves nothing wrong.
+    """
+
+    def tried() -> VaultReply | None:
+        reply = vault.create(key, charge_key, **fields)  # type: ignore[arg-type]
+        return None if reply.code == "busy" else reply
+
+    reply = wait_until(tried, 60, f"the vault is free for {charge_key}")
+    assert reply is not None
+    return reply
 
 
 def create_unheard(

@@ -11,11 +11,12 @@ from models.errors import ConfigurationError
 from models.outcomes import OutcomeKind
 from models.settings import load_settings
 from tests.unit.scripted_server import raw, reply, serving
+from vault.account import READ_ACCOUNT
 from vault.answers import Answer, Refused
 from vault.forwarder import seen_object
 from vault.limiter import FAILURES, MAX_ADDRESSES, WINDOW_S, FailureLimiter, KnownKeys
 from vault.rules import ForwardCall
-from vault.service import READ_ACCOUNT, check_settings, is_loopback, tls_context
+from vault.service import check_settings, is_loopback, tls_context
 from vault.upstream import Broken, Upstream
 from vault.verdicts import Verdict, judge, verdict_of
 
@@ -232,7 +233,7 @@ def test_loopback_is_what_only_this_machine_is() -> None:
 def test_an_interim_reply_is_no_answer_and_its_final_one_is_not_the_next_calls() -> None:
     interim = raw(b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n")
     with serving(interim, reply(200, {"id": "pi_2"})) as server:
-        upstream = Upstream(server.url, "sk_test_1", 5)
+        upstream = Upstream(server.url, "sk_test_1", 30)
         with pytest.raises(Broken):
             upstream.exchange(READ_ACCOUNT, lambda: None)
         assert json.loads(upstream.exchange(READ_ACCOUNT, lambda: None).body) == {"id": "pi_2"}
@@ -243,7 +244,7 @@ def test_an_interim_reply_is_no_answer_and_its_final_one_is_not_the_next_calls()
 def test_a_folded_header_goes_on_to_the_client_in_one_line() -> None:
     folded = b"HTTP/1.1 200 OK\r\nRequest-Id: req\r\n 1\x0b2\r\nContent-Length: 2\r\n\r\n{}"
     with serving(raw(folded)) as server:
-        upstream = Upstream(server.url, "sk_test_1", 5)
+        upstream = Upstream(server.url, "sk_test_1", 30)
         assert upstream.exchange(READ_ACCOUNT, lambda: None).headers == {"Request-Id": "req 1 2"}
         upstream.close()
 
