@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from sandbox import health
 from tests.support.pipelines import SHORT_DELIVERIES, SLACK_S, Pipeline, key_of
 from tests.support.producers import billing_event
@@ -10,6 +12,8 @@ from tests.support.waiting import stays, wait_until
 PIPELINE_ENV = SHORT_DELIVERIES
 MSG_TIMEOUT_S = float(PIPELINE_ENV["MSG_TIMEOUT_S"])
 DELIVERED_AGAIN_S = MSG_TIMEOUT_S + 5.0
+CALL = "worker.before_send"
+"""Whoever is held here has claimed the record, as a call that takes its time."""
 DAY_S = 25 * 3600.0
 
 
@@ -36,7 +40,7 @@ def test_n2_no_connection_process_or_address_in_the_key(pipeline: Pipeline) -> N
     # nsqd comes back with what its disk holds, and a day later: Stripe has forgotten the key.
     pipeline.services.stop("nsqd")
     pipeline.services.start("nsqd")
-    assert pipeline.channel()["depth"] == 1
+    wait_until(lambda: pipeline.channel()["depth"] == 1, SLACK_S, "it is there again")
     pipeline.pass_time(DAY_S)
     pipeline.start("bridge-nsq")
     pipeline.charged_once(event)
@@ -46,13 +50,16 @@ def test_n2_no_connection_process_or_address_in_the_key(pipeline: Pipeline) -> N
 def test_n3_a_call_longer_than_the_message_timeout_blocks_no_bridge(pipeline: Pipeline) -> None:
     slow, quick = billing_event("n3_slow"), billing_event("n3_quick")
     before = pipeline.channel()
-    customer = slow["stripe_customer_id"]
-    pipeline.stripe.fault("latency", seconds=MSG_TIMEOUT_S + 1.2, customer=customer)
+    pipeline.fault_point(CALL, "hold")
     pipeline.publish("nsq", slow)
-    pipeline.wait_sent(slow)
+    pipeline.fault_point.wait_reached(CALL)
+    begun = time.monotonic()
     pipeline.publish("nsq", quick)
     wait_until(lambda: pipeline.is_settled(quick), SLACK_S, "another event passes by")
+    left_s = begun + MSG_TIMEOUT_S + 1.0 - time.monotonic()
+    stays(lambda: not pipeline.is_settled(slow), left_s, "the call goes on")
     assert not pipeline.is_settled(slow)
+    pipeline.fault_point.release(CALL)
     pipeline.charged_once(slow, quick)
     after = pipeline.channel()
     assert after["timeout_count"] == before["timeout_count"]
@@ -63,16 +70,21 @@ def test_n3_a_late_finish_is_harmless(pipeline: Pipeline) -> None:
     """nsq#729: two bridges, and a charge that takes longer than the message timeout."""
     event = billing_event("n3_late")
     bridge = pipeline.roles["bridge-nsq"]
-    pipeline.stripe.fault("latency", seconds=MSG_TIMEOUT_S + 1.2)
+    refused, timed_out = bridge.log().count("_FAILED"), pipeline.channel()["timeout_count"]
+    pipeline.fault_point(CALL, "hold")
     pipeline.publish("nsq", event)
-    pipeline.wait_sent(event)
+    pipeline.fault_point.wait_reached(CALL)
     bridge.freeze()
     acked = pipeline.nsq_acked()
     other = pipeline.extra("bridge-nsq")
     bound_s = DELIVERED_AGAIN_S + SLACK_S
+    wait_until(lambda: pipeline.channel()["timeout_count"] > timed_out, bound_s, "it times out")
+    pipeline.fault_point.release(CALL)
     wait_until(lambda: pipeline.nsq_acked() > acked, bound_s, "the other acks")
     bridge.thaw()
-    wait_until(lambda: "_FAILED" in bridge.log(), SLACK_S, "nsqd refuses the late answer")
+    wait_until(
+        lambda: bridge.log().count("_FAILED") > refused, SLACK_S, "nsqd refuses the late answer"
+    )
     pipeline.charged_once(event)
     assert bridge.alive
     assert other.alive
@@ -84,11 +96,19 @@ def test_n3b_a_back_off_is_waited_for_in_the_ledger_not_in_a_handler(pipeline: P
     event = billing_event("n3b")
     before = pipeline.channel()["timeout_count"]
     pipeline.stripe.fault("http_500", times=3, customer=event["stripe_customer_id"])
+    pipeline.fault_point(CALL, "hold")
     pipeline.publish("nsq", event)
-    pipeline.wait_sent(event)
-    assert pipeline.unfinished() == 1
+    pipeline.fault_point.wait_reached(CALL)
+    # The next one to come there makes the second try.
+    pipeline.fault_point(CALL, "hold")
+    pipeline.fault_point.release(CALL)
     cap_s = pipeline.limits.backoff_cap_s
-    pipeline.charged_once(event, within_s=3 * (cap_s + pipeline.limits.redispatch_after_s))
+    bound_s = 3 * (cap_s + pipeline.limits.redispatch_after_s)
+    pipeline.fault_point.wait_reached(CALL, bound_s + SLACK_S)
+    assert len(pipeline.creates(event)) == 1
+    assert pipeline.unfinished() == 1
+    pipeline.fault_point.release(CALL)
+    pipeline.charged_once(event, within_s=bound_s)
     assert len(pipeline.creates(event)) == 4
     assert pipeline.channel()["timeout_count"] == before
 
@@ -96,14 +116,14 @@ def test_n3b_a_back_off_is_waited_for_in_the_ledger_not_in_a_handler(pipeline: P
 def test_n4_what_comes_back_after_a_pause_of_the_channel(pipeline: Pipeline) -> None:
     event = billing_event("n4")
     bridge = pipeline.roles["bridge-nsq"]
-    before = pipeline.channel()["timeout_count"]
-    pipeline.stripe.fault("latency", seconds=1.0)
+    pipeline.fault_point(CALL, "hold")
     pipeline.publish("nsq", event)
-    pipeline.wait_sent(event)
-    bridge.freeze()
+    pipeline.fault_point.wait_reached(CALL)
     pause_channel(pipeline, "pause")
+    bridge.freeze()
+    pipeline.fault_point.release(CALL)
     wait_until(
-        lambda: pipeline.channel()["timeout_count"] > before,
+        lambda: pipeline.channel()["depth"] == 1,
         DELIVERED_AGAIN_S + SLACK_S,
         "what was in flight is back in the channel",
     )
@@ -117,15 +137,18 @@ def test_n4_what_comes_back_after_a_pause_of_the_channel(pipeline: Pipeline) -> 
 
 def test_n5_another_consumer_gets_the_messages_of_a_killed_one(pipeline: Pipeline) -> None:
     events = [billing_event(f"n5_{n}") for n in range(4)]
-    pipeline.stripe.fault("latency", seconds=1.0, times=4)
+    before = pipeline.channel()["timeout_count"]
+    pipeline.roles["worker"].freeze()
     other = pipeline.extra("bridge-nsq")
     pipeline.publish("nsq", *events)
-    for event in events:
-        pipeline.wait_sent(event)
+    wait_until(lambda: pipeline.channel()["in_flight_count"] == 4, SLACK_S, "all are in flight")
     other.kill()
     pipeline.kill("bridge-nsq")
+    pipeline.roles["worker"].thaw()
     pipeline.start("bridge-nsq")
     pipeline.charged_once(*events, within_s=DELIVERED_AGAIN_S)
+    # nsqd gives them to another one when their time is over, and not before.
+    assert pipeline.channel()["timeout_count"] >= before + 4
     assert [len(pipeline.creates(event)) for event in events] == [1, 1, 1, 1]
 
 

@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 from sandbox import health
 from sandbox.backlog import nsq_unfinished
+from sandbox.ports import free_port
 from sandbox.stack import create_channel
+from tests.support.bridges import metric
 from tests.support.pipelines import SHORT_DELIVERIES, SLACK_S, Event, Pipeline
 from tests.support.producers import billing_event, publish_nsq
 from tests.support.waiting import stays, wait_until
@@ -19,13 +21,13 @@ AnotherNsqd = Callable[..., dict[str, str]]
 class SideLine:
     """One more nsqd, with options of its own, and a bridge from it to the same ledger."""
 
-    def __init__(self, pipeline: Pipeline, nsqd: dict[str, str], msg_timeout_s: float) -> None:
+    def __init__(self, pipeline: Pipeline, nsqd: dict[str, str], **changes: str) -> None:
         topic = f"side-line-{pipeline.services.number()}"
-        env = {**nsqd, "NSQ_TOPIC": topic, "MSG_TIMEOUT_S": str(msg_timeout_s)}
+        env = {**nsqd, "NSQ_TOPIC": topic, **changes}
         self.settings = {**pipeline.settings, **env}
         create_channel(self.settings)
         self.bridge = pipeline.extra("bridge-nsq", wait=False, **env)
-        wait_until(lambda: self.channel()["client_count"] == 1, SLACK_S, "the bridge is there")
+        wait_until(lambda: self.channel()["client_count"] >= 1, SLACK_S, "the bridge is there")
 
     def channel(self) -> Event:
         return health.channel_stats(self.settings)
@@ -37,14 +39,17 @@ class SideLine:
 def test_pynsq_142_nsq_974_a_message_is_never_finished_for_its_many_deliveries(
     pipeline: Pipeline, another_nsqd: AnotherNsqd
 ) -> None:
-    side = SideLine(pipeline, another_nsqd("--msg-timeout=1500ms", "--max-msg-timeout=2s"), 1.5)
+    nsqd = another_nsqd("--msg-timeout=1500ms", "--max-msg-timeout=2s")
+    side = SideLine(pipeline, nsqd, MSG_TIMEOUT_S="1.5")
     event = billing_event("pynsq_142")
     pipeline.services.kill("postgres")
     publish_nsq(side.settings, event)
     wait_until(
-        lambda: deliveries_again(side.channel()) >= 6, SLACK_S, "delivered far more than 5 times"
+        lambda: deliveries_again(side.channel()) >= 6,
+        2 * SLACK_S,
+        "delivered far more than 5 times",
     )
-    assert nsq_unfinished(side.settings) == 1
+    assert nsq_unfinished(side.settings) > 0
     assert pipeline.creates(event) == []
     pipeline.services.heal()
     pipeline.charged_once(event, within_s=pipeline.limits.backoff_cap_s)
@@ -55,12 +60,14 @@ def test_pynsq_142_nsq_974_a_message_is_never_finished_for_its_many_deliveries(
 def test_pynsq_205_touching_stops_in_time_before_the_longest_message_timeout(
     pipeline: Pipeline, another_nsqd: AnotherNsqd
 ) -> None:
-    side = SideLine(pipeline, another_nsqd("--msg-timeout=1500ms", "--max-msg-timeout=2s"), 1.5)
+    nsqd = another_nsqd("--msg-timeout=4s", "--max-msg-timeout=5s")
+    side = SideLine(pipeline, nsqd, MSG_TIMEOUT_S="4", TOUCH_S="1.3")
     event = billing_event("pynsq_205")
-    pipeline.stripe.fault("latency", seconds=4.2)
+    pipeline.fault_point("worker.before_send", "hold")
     publish_nsq(side.settings, event)
     wait_until(lambda: side.channel()["requeue_count"] >= 1, SLACK_S, "requeued in progress")
     assert not pipeline.is_settled(event)
+    pipeline.fault_point.release("worker.before_send")
     pipeline.charged_once(event)
     side.wait_empty()
     assert side.channel()["timeout_count"] == 0
@@ -79,7 +86,7 @@ def test_pynsq_104_and_151_a_frozen_task_queue_does_not_block_the_connection_to_
     pipeline.services.freeze("redis")
     pipeline.publish("nsq", event)
     wait_until(
-        lambda: bridge.log().count("publish_failed") >= failed + 2, 20, "it failed, and again"
+        lambda: bridge.log().count("publish_failed") >= failed + 2, SLACK_S, "it failed, and again"
     )
     # Touched throughout: a loop that stands still would lose it to the message timeout.
     stays(lambda: pipeline.channel()["in_flight_count"] == 1, 2.0, "held and not acked")
@@ -93,19 +100,25 @@ def test_pynsq_0_9_0_sigterm_hands_back_what_is_in_flight(pipeline: Pipeline) ->
     events = [billing_event(f"sigterm_{n}") for n in range(3)]
     pipeline.kill("bridge-nsq")
     pipeline.roles["worker"].freeze()
-    bridge = pipeline.extra("bridge-nsq", MSG_TIMEOUT_S="60", TOUCH_S="20")
+    probes = f"127.0.0.1:{free_port()}"
+    long = {"MSG_TIMEOUT_S": "60", "TOUCH_S": "20"}
+    bridge = pipeline.extra("bridge-nsq", **long, BRIDGE_HEALTH_LISTEN=probes)
     pipeline.publish("nsq", *events)
-    wait_until(lambda: pipeline.channel()["in_flight_count"] == 3, SLACK_S, "three in flight")
+    wait_until(lambda: metric(probes, "in_flight") == 3, SLACK_S, "the bridge holds all three")
     bridge.terminate()
     assert bridge.wait_exit() == 0
     # Long before their message timeout.
-    assert pipeline.channel()["in_flight_count"] == 0
-    wait_until(lambda: pipeline.channel()["depth"] == 3, 2.0, "three are there for the next one")
+    wait_until(lambda: at_rest(pipeline.channel()) == (3, 0), 30, "they are there for the next one")
     assert len(re.findall(r" handed_back .*delivery_id=\w+", bridge.log())) == 3
     pipeline.roles["worker"].thaw()
     pipeline.start("bridge-nsq")
     pipeline.charged_once(*events)
     assert [len(pipeline.creates(event)) for event in events] == [1, 1, 1]
+
+
+def at_rest(channel: Event) -> tuple[int, int]:
+    """Messages that wait, and messages in flight."""
+    return channel["depth"], channel["in_flight_count"]
 
 
 def deliveries_again(channel: Event) -> int:
