@@ -101,7 +101,7 @@ def test_no_bytes_reach_stripe_but_allowed_calls_with_a_hold(
             f"Content-Length: {len(body)}",
         ]
         head = "\r\n".join([line, *own, *extra]) + "\r\n\r\n"
-        with socket.create_connection((host, int(port)), timeout=10) as link:
+        with socket.create_connection((host, int(port)), timeout=60) as link:
             link.sendall(head.encode("latin-1") + body)
             link.shutdown(socket.SHUT_WR)
             answer = b""

@@ -32,8 +32,8 @@ from tests.support.vault import (
 from vault.limiter import FAILURES
 
 UPSTREAM_KEY = "sk_test_upstream"
-HALF_REQUEST_S = 2
-"""A request that the vault still waits for more of is ended after this."""
+HALF_REQUEST_S = 30
+"""A request that the vault still waits for more of is ended after this: none of these is one."""
 
 
 def raw(vault: VaultProcess, request: bytes, replies: int = 1) -> bytes:
@@ -48,7 +48,7 @@ def raw(vault: VaultProcess, request: bytes, replies: int = 1) -> bytes:
         with contextlib.suppress(TimeoutError):
             while came.count(b"HTTP/1.1 ") < replies and (part := link.recv(65536)):
                 came += part
-        link.settimeout(5)
+        link.settimeout(HALF_REQUEST_S)
         with contextlib.suppress(OSError):
             link.shutdown(socket.SHUT_WR)
         while part := link.recv(65536):
@@ -292,7 +292,7 @@ def test_it_serves_tls(vault_starter: VaultStarter, tmp_path: Path) -> None:
     vault = vault_starter(wait=False, VAULT_TLS_CERT=str(cert), VAULT_TLS_KEY=str(key))
     vault.url = vault.url.replace("http:", "https:")
     vault.http = urllib3.PoolManager(
-        ssl_context=ssl.create_default_context(cafile=str(cert)), retries=False, timeout=10
+        ssl_context=ssl.create_default_context(cafile=str(cert)), retries=False, timeout=60
     )
     vault.start()
     assert vault.create(vault.issue(), "c1").status == 200

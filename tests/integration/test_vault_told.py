@@ -39,11 +39,11 @@ def test_a_look_up_goes_through_the_vault_and_tells_it_first(
 ) -> None:
     fault_point("vault.after_answer", "kill")
     assert charge(vaulted_worker, "cus_taken") == State.SENT
-    wait_until(lambda: not vault.is_alive(), 10, "the vault is dead")
+    wait_until(lambda: not vault.is_alive(), 30, "the vault is dead")
     vault.restart()
     fault_point("vault.before_send", "kill")
     assert charge(vaulted_worker, "cus_absent") == State.SENT
-    wait_until(lambda: not vault.is_alive(), 10, "the vault is dead")
+    wait_until(lambda: not vault.is_alive(), 30, "the vault is dead")
     vaulted_worker.pass_time(25 * 3600)
     # Neither the lists nor the holds can be reached: nothing is decided.
     assert vaulted_worker.drive("cus_taken") == State.SENT
@@ -154,13 +154,13 @@ def test_a_refusal_that_was_lost_with_its_vault_does_not_stand_in_a_recharges_wa
     """Guard: the first epoch has left no object at Stripe, only a hold whose forward died."""
     fault_point("vault.after_answer", "kill")
     assert charge(vaulted_worker, "cus_good", payment_method="pm_missing_1") == State.SENT
-    wait_until(lambda: not vault.is_alive(), 10, "the vault is dead")
+    wait_until(lambda: not vault.is_alive(), 30, "the vault is dead")
     vault.restart()
     assert later(vaulted_worker, "cus_good", 5) == State.REJECTED
     assert budget(books) == (0, AMOUNT), "a forward may still be open, as far as is known"
     vaulted_worker.recharge("cus_good", payment_method="pm_card_visa")
     wait_until(
-        lambda: later(vaulted_worker, "cus_good", 60) == State.CHARGED, 20, "the recharge went out"
+        lambda: later(vaulted_worker, "cus_good", 60) == State.CHARGED, 60, "the recharge went out"
     )
     assert budget(books) == (AMOUNT, 0)
     assert len(vaulted_worker.charges("cus_good")) == 1

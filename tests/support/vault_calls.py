@@ -38,21 +38,6 @@ def creating_held(
             stripe.release()
 
 
-def create_patiently(vault: VaultProcess, key: str, charge_key: str, **fields: str) -> VaultReply:
-    """A create that is tried again while the vault is busy.
-
-    A request that waited too long for another's lock is told so, which proves nothing wrong.
-    """
-
-    def tried() -> VaultReply | None:
-        reply = vault.create(key, charge_key, **fields)  # type: ignore[arg-type]
-        return None if reply.code == "busy" else reply
-
-    reply = wait_until(tried, 60, f"the vault is free for {charge_key}")
-    assert reply is not None
-    return reply
-
-
 def create_unheard(
     vault: VaultProcess,
     stripe: Stripe,
