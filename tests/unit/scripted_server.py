@@ -10,6 +10,8 @@ from contextlib import contextmanager
 
 Answer = Callable[[socket.socket, threading.Event], None]
 """Writes to the connection; gives up when the event is set."""
+TLS_HANDSHAKE = b"\x16\x03"
+"""What a client says first that wants TLS: it waits for an answer before its request."""
 
 
 class ScriptedServer:
@@ -38,7 +40,7 @@ class ScriptedServer:
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         for thread in self._threads:
-            thread.join(5)
+            thread.join(30)
 
     def _spawn(self, work: Callable[..., None], *given: object) -> None:
         thread = threading.Thread(target=work, args=given, daemon=True)
@@ -73,12 +75,14 @@ class ScriptedServer:
     def _read(self, connection: socket.socket) -> bytes | None:
         data = b""
         try:
-            connection.settimeout(5)
+            connection.settimeout(30)
             while b"\r\n\r\n" not in data:
                 part = connection.recv(65536)
                 if not part:
                     return None
                 data += part
+                if data.startswith(TLS_HANDSHAKE):
+                    return data
             head, _, body = data.partition(b"\r\n\r\n")
             length = int(dict(self.headers(head)).get("content-length", "0"))
             while len(body) < length:
@@ -129,7 +133,7 @@ def dripping(data: bytes, pause_s: float = 0.05) -> Answer:
 
 def silence(_: socket.socket, stopped: threading.Event) -> None:
     """Says nothing."""
-    stopped.wait(30)
+    stopped.wait(60)
 
 
 def reset(connection: socket.socket, _: threading.Event) -> None:

@@ -11,7 +11,7 @@ from models.ledger import boot_clock_s
 from models.outcomes import Reply, ReplyKind
 from tasks.errors import StripeUnavailable
 from tasks.stripe_gateway import StripeCustomer
-from tests.unit.gateway_calls import DEADLINE_S, INTENT, KEY, REQUEST, create, gateway_to
+from tests.unit.gateway_calls import AMPLE_S, DEADLINE_S, INTENT, KEY, REQUEST, create, gateway_to
 from tests.unit.scripted_server import Answer, ScriptedServer, reply, reset, serving, silence
 
 # --- what the reply says -----------------------------------------------------------------------
@@ -110,7 +110,7 @@ def test_how_a_customer_pays_by_default(
     status: int, body: dict[str, Any], expected: StripeCustomer
 ) -> None:
     with serving(reply(status, body)) as server, gateway_to(server.url) as gateway:
-        assert gateway.customer("cus_1", boot_clock_s() + 5) == expected
+        assert gateway.customer("cus_1", boot_clock_s() + AMPLE_S) == expected
 
 
 @pytest.mark.parametrize(
@@ -157,4 +157,6 @@ def test_a_list_that_breaks_off_is_not_a_complete_one(second: Answer) -> None:
 
 def _listed(server: ScriptedServer) -> list[Any]:
     with gateway_to(server.url) as gateway:
-        return list(gateway.list_objects("payment_intents", "cus_1", 1000, boot_clock_s() + 5))
+        return list(
+            gateway.list_objects("payment_intents", "cus_1", 1000, boot_clock_s() + AMPLE_S)
+        )

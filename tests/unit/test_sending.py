@@ -44,9 +44,9 @@ def test_a_process_that_slept_past_its_lease_does_not_send() -> None:
 
 
 def test_a_process_that_slept_past_the_resend_window_does_not_send() -> None:
-    almost = LIMITS.resend_window_s - 5
+    almost = LIMITS.resend_window_s - 30
     send_guard(claim(first_sent_ago_s=almost), LIMITS)()
-    slept = claim(lease_left_s=LIMITS.lease_s - 6, first_sent_ago_s=almost)
+    slept = claim(lease_left_s=LIMITS.lease_s - 31, first_sent_ago_s=almost)
     with pytest.raises(NotSent):
         send_guard(slept, LIMITS)()
 
@@ -57,7 +57,8 @@ def test_the_lease_ends_it_before_the_window_does() -> None:
 
 
 def test_a_call_ends_with_its_own_limit_or_with_the_lease() -> None:
-    assert call_deadline_s(claim(), LIMITS) == pytest.approx(boot_clock_s() + LIMITS.call_s, abs=1)
+    earliest_s = boot_clock_s() + LIMITS.call_s
+    assert earliest_s <= call_deadline_s(claim(), LIMITS) <= boot_clock_s() + LIMITS.call_s
     late = claim(lease_left_s=3)
     assert call_deadline_s(late, LIMITS) == late.boot_deadline_s
 
@@ -81,7 +82,7 @@ class FlakyWrite:
 
 def test_an_outcome_is_written_again_until_the_ledger_confirms_it() -> None:
     write = FlakyWrite(failures=2)
-    assert write_until(boot_clock_s() + 10, "k", write).applied is Applied.APPLIED
+    assert write_until(boot_clock_s() + 60, "k", write).applied is Applied.APPLIED
     assert write.calls == 3
 
 
@@ -89,11 +90,30 @@ def test_it_is_tried_once_even_when_the_time_is_over() -> None:
     assert write_until(boot_clock_s() - 1, "k", FlakyWrite(0)).applied is Applied.APPLIED
 
 
-def test_an_outcome_that_is_not_confirmed_in_time_rings(caplog: pytest.LogCaptureFixture) -> None:
+class Clock:
+    """Moves on by what is slept, and by nothing else."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+def test_an_outcome_that_is_not_confirmed_in_time_rings(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr("tasks.recording.boot_clock_s", clock)
+    monkeypatch.setattr("tasks.recording.time", clock)
     write = FlakyWrite(failures=1000)
     with pytest.raises(OutcomeNotRecorded):
-        write_until(boot_clock_s() + 0.5, "k", write)
+        write_until(0.5, "k", write)
     assert write.calls >= 2
+    assert clock.now_s < 0.5
     assert "alarm_outcome_not_recorded" in caplog.text
 
 
