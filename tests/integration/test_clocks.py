@@ -70,7 +70,7 @@ def test_neither_workers_nor_the_vault_start_with_it(
         check=False,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         env={**roles.base_environment(binaries.CHECKOUT), **settings},
         cwd=binaries.CHECKOUT,
     )

@@ -20,7 +20,7 @@ from models.outcomes import OutcomeKind
 from sandbox import binaries, roles
 from tests.support.ledgers import claimed, event, new_record, outcome
 
-WITHIN_S = 30.0
+WITHIN_S = 60.0
 MARKER = "MARKER-of-an-event"
 
 

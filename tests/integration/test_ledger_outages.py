@@ -17,10 +17,13 @@ from tests.support.services import Services
 
 def end_connections(database_url: str) -> None:
     with psycopg.connect(database_url, autocommit=True) as connection:
-        connection.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+        # Each is gone when this returns.
+        ended = connection.execute(
+            "SELECT pg_terminate_backend(pid, 30000) FROM pg_stat_activity "
             "WHERE datname = current_database() AND pid <> pg_backend_pid()"
-        )
+        ).fetchall()
+    assert ended
+    assert all(gone for (gone,) in ended)
 
 
 def test_sqlalchemy_6283_an_outcome_is_recorded_though_the_connection_was_ended_meanwhile(

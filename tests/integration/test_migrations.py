@@ -18,7 +18,7 @@ from models.ledger import Ledger
 from models.tables import metadata
 from sandbox.binaries import CHECKOUT
 from tests.support.ledgers import claimed
-from tests.support.waiting import stays
+from tests.support.waiting import stays, wait_until
 
 MIGRATION_LOCK = 0x63_62_6D_67
 SHORT_LIMITS = "-c lock_timeout=1s -c statement_timeout=1s"
@@ -57,13 +57,22 @@ def test_nothing_is_dropped_with_its_rows(engine: Engine, ledger: Ledger) -> Non
 
 def test_an_upgrade_waits_for_another_whatever_limits_its_role_has(engine: Engine) -> None:
     with engine.connect() as other:
+        # Ours are ended when they do nothing for some seconds, and this one has to wait.
+        other.execute(text("SET idle_in_transaction_session_timeout = 0"))
         other.execute(text("BEGIN"))
         other.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": MIGRATION_LOCK})
         with start_alembic(engine, "upgrade", "head", options=SHORT_LIMITS) as waiting:
-            stays(lambda: waiting.poll() is None, 3.0, "it waits")
+            wait_until(lambda: waits_for_the_lock(engine), 60.0, "it has come to the lock")
+            stays(lambda: waiting.poll() is None, 2.0, "it waits")
             other.execute(text("ROLLBACK"))
-            _, err = waiting.communicate(timeout=20)
+            _, err = waiting.communicate(timeout=60)
         assert waiting.returncode == 0, err
+
+
+def waits_for_the_lock(engine: Engine) -> bool:
+    with engine.connect() as connection:
+        waiting = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+        return connection.execute(text(waiting)).first() is not None
 
 
 def start_alembic(engine: Engine, *arguments: str, options: str = "") -> subprocess.Popen[str]:
@@ -83,7 +92,7 @@ def start_alembic(engine: Engine, *arguments: str, options: str = "") -> subproc
 
 def alembic(engine: Engine, *arguments: str) -> subprocess.CompletedProcess[str]:
     with start_alembic(engine, *arguments) as started:
-        out, err = started.communicate(timeout=30)
+        out, err = started.communicate(timeout=60)
     return subprocess.CompletedProcess(arguments, started.returncode, out, err)
 
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
+from models.errors import LedgerUnavailable
 from models.events import BillingEvent, event_from_json
 from models.keys import charge_key
 from models.ledger import Ledger
@@ -62,3 +67,21 @@ def outcome(kind: OutcomeKind = OutcomeKind.CHARGED, **fields: object) -> Outcom
     if kind is not OutcomeKind.CHARGED:
         values = {}
     return Outcome(kind=kind, **(values | fields))  # type: ignore[arg-type]
+
+
+def at_once(count: int, run: Callable[[int], bool]) -> int:
+    """Runs it on this many threads behind a barrier; how many were told yes.
+
+    Who waited for a lock or a connection for so long that the ledger gave no answer was not.
+    """
+    barrier = Barrier(count)
+
+    def one(number: int) -> bool:
+        barrier.wait()
+        try:
+            return run(number)
+        except LedgerUnavailable:
+            return False
+
+    with ThreadPoolExecutor(count) as pool:
+        return sum(pool.map(one, range(count)))
