@@ -20,7 +20,7 @@ from models.ledger import Retry
 from models.outcomes import OutcomeKind
 from models.records import Record
 from models.states import State
-from tests.support.flows import PERIOD, Worker
+from tests.support.flows import PATIENT, PERIOD, Worker
 from tests.support.ledgers import claimed, event, new_record, outcome
 from tests.support.stripe import Stripe
 from tests.support.waiting import wait_until
@@ -32,7 +32,7 @@ AT_ONCE = 50
 
 @pytest.fixture
 def worker(environment: dict[str, str], stripe: Stripe) -> Iterator[Worker]:
-    made = Worker(environment, stripe)
+    made = Worker(environment, stripe, **PATIENT)
     yield made
     made.close()
 
@@ -127,7 +127,7 @@ def test_payments_demo_43_a_customer_who_must_act_is_not_paid_and_not_tried_agai
     environment: dict[str, str], stripe: Stripe, api: str
 ) -> None:
     """Guard: 402 `authentication_required` is `requires_action`, which is settled."""
-    worker = Worker(environment, stripe, STRIPE_CHARGE_API=api)
+    worker = Worker(environment, stripe, **PATIENT, STRIPE_CHARGE_API=api)
     assert worker.charge("cus_auth_1") == "requires_action"
     worker.pass_time(DAY_S)
     assert worker.charge("cus_auth_1") == "skip:requires_action"
@@ -142,11 +142,11 @@ def test_both_endpoints_are_looked_up_whatever_the_setting_says_by_then(
 ) -> None:
     """Guard: the endpoint is pinned by the stored request; lists are of the endpoints used."""
     other = {"payment_intents": "charges", "charges": "payment_intents"}[api]
-    worker = Worker(environment, stripe, STRIPE_CHARGE_API=api)
+    worker = Worker(environment, stripe, **PATIENT, STRIPE_CHARGE_API=api)
     stripe.fault("reset", stage="after_commit", customer="cus_1")
     assert worker.charge("cus_1") == "sent"
     worker.close()
-    later = Worker(environment, stripe, STRIPE_CHARGE_API=other)
+    later = Worker(environment, stripe, **PATIENT, STRIPE_CHARGE_API=other)
     later.pass_time(25 * 3600)
     assert later.drive("cus_1") == "charged"
     assert len(stripe.creates()) == 1
@@ -184,7 +184,7 @@ def test_fifty_workers_at_one_event_make_one_charge(worker: Worker, stripe: Stri
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         list(pool.map(deliver, range(AT_ONCE)))
-    wait_until(lambda: worker.record("cus_raced_1").state is State.CHARGED, 10, "it is charged")
+    wait_until(lambda: worker.record("cus_raced_1").state is State.CHARGED, 30, "it is charged")
     assert len(stripe.creates()) == 1
 
 

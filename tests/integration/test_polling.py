@@ -8,7 +8,7 @@ import pytest
 
 from models.states import State
 from tasks.polling import BATCH, Polling
-from tests.support.flows import Worker
+from tests.support.flows import PATIENT, Worker
 from tests.support.roles import RoleStarter
 from tests.support.stripe import Stripe
 from tests.support.waiting import wait_until
@@ -19,7 +19,7 @@ AUTH = "cus_auth_1"
 
 @pytest.fixture
 def worker(environment: dict[str, str], stripe: Stripe) -> Iterator[Worker]:
-    made = Worker(environment, stripe)
+    made = Worker(environment, stripe, **PATIENT)
     yield made
     made.close()
 
@@ -41,7 +41,7 @@ def poll_after(worker: Worker, polling: Polling, seconds: float) -> int:
 def test_a_bank_debit_ends_as_it_settles(
     environment: dict[str, str], stripe: Stripe, api: str, outcome: str, state: State
 ) -> None:
-    worker = Worker(environment, stripe, STRIPE_CHARGE_API=api)
+    worker = Worker(environment, stripe, **PATIENT, STRIPE_CHARGE_API=api)
     polling = Polling(worker.actions, worker.here.gateway)
     worker.charge(PROCESSING)
     record = worker.record(PROCESSING)
@@ -81,7 +81,7 @@ def test_an_intent_that_was_canceled_is_a_known_failure(
 def test_a_charge_that_wanted_authentication_has_failed_for_good(
     environment: dict[str, str], stripe: Stripe
 ) -> None:
-    worker = Worker(environment, stripe, STRIPE_CHARGE_API="charges")
+    worker = Worker(environment, stripe, **PATIENT, STRIPE_CHARGE_API="charges")
     polling = Polling(worker.actions, worker.here.gateway)
     worker.charge(AUTH)
     assert worker.record(AUTH).state is State.REQUIRES_ACTION
@@ -132,4 +132,4 @@ def test_the_sweep_polls(worker: Worker, role: RoleStarter, stripe: Stripe) -> N
     worker.pass_time(worker.limits.poll_action_s)
     role("worker-control", wait=False)
     role("beat", wait=False)
-    wait_until(lambda: worker.record(AUTH).state is State.CHARGED, 40, "the sweep has asked")
+    wait_until(lambda: worker.record(AUTH).state is State.CHARGED, 80, "the sweep has asked")

@@ -21,6 +21,15 @@ from tests.support.stripe import Stripe
 
 RECORD_S = 5.0
 PERIOD = "2026-Q3"
+PATIENT = {
+    "PREPARATION_S": "20",
+    "CALL_S": "20",
+    "SOFT_LIMIT_S": "41",
+    "HARD_LIMIT_S": "42",
+    "LEASE_S": "43",
+    "PROOF_OF_ABSENCE_S": "60",
+}
+"""For those who wait for no limit: a worker that a busy machine lets stand is still in time."""
 
 
 class Worker:
