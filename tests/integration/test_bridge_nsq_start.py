@@ -14,10 +14,11 @@ from models.deployment import pin_deployment
 from models.settings import load_settings
 from tests.support.commands import Commands
 from tests.support.nsq_gates import Authority, authority, certificate
+from tests.support.pipelines import SLACK_S
 
 __all__ = ["authority", "certificate"]
 
-WITHIN_S = 10.0
+WITHIN_S = 10.0 + SLACK_S
 AWAY = "127.0.0.1:1"
 
 

@@ -68,10 +68,14 @@ class Services:
 
     def start(self, name: str) -> None:
         if name == "postgres":
-            # The sessions of a killed one end by themselves; beside them no other can start.
-            wait_until(lambda: not self._postgres_is_there(), READY_WITHIN_S, "its sessions end")
+            self._wait_sessions_ended()
         self.keeper.start_role(name)
         self.stack.wait_healthy(self.keeper, [name], READY_WITHIN_S)
+
+    def _wait_sessions_ended(self) -> None:
+        """Those of a killed PostgreSQL end by themselves. Until then one that has work goes on
+        with it, and no other server can start beside them."""
+        wait_until(lambda: not self._postgres_is_there(), READY_WITHIN_S, "its sessions end")
 
     def _postgres_is_there(self) -> bool:
         folders = self.stack.data_folders()
@@ -86,8 +90,10 @@ class Services:
         self.keeper.stop_role(name)
 
     def kill(self, name: str) -> None:
-        """SIGKILL to the whole group."""
+        """SIGKILL to the whole group; returns when nobody answers any more."""
         self.keeper.stop_role(name, kill=True)
+        if name == "postgres":
+            self._wait_sessions_ended()
 
     def freeze(self, name: str) -> None:
         self.processes.signal(name, signal.SIGSTOP)
