@@ -49,6 +49,9 @@ class Server:
         assert isinstance(connection, HTTP1Connection)
         left = asyncio.Event()
         connection.set_close_callback(left.set)
+        if connection.stream.closed():
+            # It left before anybody could be told.
+            left.set()
         try:
             reply = await self._drive(_request(received), left)
         except Exception:

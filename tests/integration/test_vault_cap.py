@@ -10,7 +10,7 @@ from sqlalchemy import text
 from sqlalchemy.engine import Engine
 
 from tests.support.stripe import Stripe
-from tests.support.vault import Books, VaultStarter
+from tests.support.vault import PATIENT, Books, VaultProcess, VaultStarter
 from tests.support.vault_calls import creating_held
 
 CLIENTS = 64
@@ -19,8 +19,7 @@ FITS = 100
 AMOUNT = 2500
 CAP = FITS * AMOUNT + AMOUNT - 1
 
-PATIENT = {"DATABASE_POOLED": "yes"}
-"""Sessions without limits: nobody is told `busy` because another's commit was long in coming."""
+VAULT_ENV = PATIENT
 
 SAMPLE = text(
     "SELECT cap_cents - settled_cents - held_cents AS free, "
@@ -91,9 +90,8 @@ def test_one_charge_tried_by_many_at_once_is_one_hold(
 
 
 def test_epochs_of_one_charge_tried_at_once_leave_one_live_hold(
-    vault_starter: VaultStarter, stripe: Stripe, books: Books
+    vault: VaultProcess, stripe: Stripe, books: Books
 ) -> None:
-    vault = vault_starter(**PATIENT)
     key = vault.issue()
     with ThreadPoolExecutor(16) as threads:
         codes = list(
@@ -108,9 +106,8 @@ def test_epochs_of_one_charge_tried_at_once_leave_one_live_hold(
 
 
 def test_released_holds_taken_again_at_once_are_counted_once(
-    vault_starter: VaultStarter, stripe: Stripe, books: Books
+    vault: VaultProcess, stripe: Stripe, books: Books
 ) -> None:
-    vault = vault_starter(**PATIENT)
     key = vault.issue(cap_cents=AMOUNT)
     stripe.fault("http_429", idempotency_key="c1")
     vault.create(key, "c1")

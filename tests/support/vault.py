@@ -29,6 +29,8 @@ RUN = "2026-09"
 RUN_KEYS = Fernet.generate_key().decode()
 """They encrypt the billing runs' vault keys."""
 READY_WITHIN_S = 60.0
+PATIENT: Mapping[str, str] = {"DATABASE_POOLED": "yes"}
+"""Sessions without limits: nobody is told `busy` because another's commit was long in coming."""
 
 
 class VaultReply:
@@ -342,8 +344,10 @@ def vault_starter(
 
 
 @pytest.fixture
-def vault(vault_starter: VaultStarter) -> VaultProcess:
-    return vault_starter()
+def vault(request: pytest.FixtureRequest, vault_starter: VaultStarter) -> VaultProcess:
+    """A module's VAULT_ENV adds to its settings."""
+    env: Mapping[str, str] = getattr(request.module, "VAULT_ENV", {})
+    return vault_starter(**env)
 
 
 @pytest.fixture
