@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from models.records import Record
     from tasks.manual import Manual
 
-PING_S: Final = 1.0
+PING_S: Final = 5.0
+"""A worker on a busy machine may be slow to say that it is there."""
 MAX_NAMED: Final = 3
 customer_argument = click.argument("customer_id", metavar="CUSTOMER")
 period_argument = click.argument("billing_period", metavar="PERIOD")

@@ -20,7 +20,7 @@ from models.states import State
 from sandbox import binaries, clock, roles
 from tasks.recover import Recovery
 from tasks.sweep import watch_clock
-from tests.support.flows import Worker
+from tests.support.flows import PATIENT, Worker
 from tests.support.ledgers import event, new_record
 from tests.support.stripe import Stripe
 from tests.support.vault import VaultProcess
@@ -40,7 +40,7 @@ WORKER = ("celery", "-A", "tasks", "worker", "-Q", "charges", "-c", "1")
 
 @pytest.fixture
 def worker(environment: dict[str, str], stripe: Stripe) -> Iterator[Worker]:
-    made = Worker(environment, stripe)
+    made = Worker(environment, stripe, **PATIENT)
     yield made
     made.close()
 

@@ -13,7 +13,7 @@ from models.errors import ChargebridgeError, NotFound, StateForbids
 from models.outcomes import OutcomeKind
 from models.states import State
 from tasks.manual import Manual
-from tests.support.flows import PERIOD, Worker
+from tests.support.flows import PATIENT, PERIOD, Worker
 from tests.support.ledgers import outcome
 from tests.support.stripe import Stripe
 
@@ -25,7 +25,7 @@ WHY = "agreed on the phone"
 
 @pytest.fixture
 def worker(environment: dict[str, str], stripe: Stripe) -> Iterator[Worker]:
-    made = Worker(environment, stripe)
+    made = Worker(environment, stripe, **PATIENT)
     yield made
     made.close()
 

@@ -19,18 +19,20 @@ from models.ledger import boot_clock_s
 from models.ledger_reads import LedgerReads
 from models.states import State
 from tests.support.commands import Commands
-from tests.support.flows import PERIOD, Worker
+from tests.support.flows import PATIENT, PERIOD, Worker
 from tests.support.roles import RoleStarter
 from tests.support.stripe import Stripe
 from tests.support.waiting import wait_until
 
 AUTH = "cus_auth_1"
 GOOD = "cus_good_1"
+RECOVER = ("ledger", "recover", "--force", "--since")
+"""Without waiting for workers to answer, where there are none."""
 
 
 @pytest.fixture
 def worker(environment: dict[str, str], stripe: Stripe) -> Iterator[Worker]:
-    made = Worker(environment, stripe)
+    made = Worker(environment, stripe, **PATIENT)
     yield made
     made.close()
 
@@ -56,7 +58,7 @@ def test_void_and_resolve_say_who_and_why(worker: Worker, celery: Commands) -> N
 
 
 def status_of_intent(worker: Worker, intent: str) -> str:
-    found = worker.here.gateway.retrieve("payment_intents", intent, boot_clock_s() + 5)
+    found = worker.here.gateway.retrieve("payment_intents", intent, boot_clock_s() + 30)
     assert found is not None
     return str(found["status"])
 
@@ -155,7 +157,7 @@ def test_after_a_restore_what_is_open_at_stripe_is_not_asked_for_again(
     since = datetime.now(UTC).isoformat()
     worker.charge(customer)
     forget(worker, customer)
-    done = celery.json("ledger", "recover", "--since", since)
+    done = celery.json(*RECOVER, since)
     assert (done["charged"], done["open"]) == (0, 1)
     worker.pass_time(25 * 3600)
     assert worker.charge(customer) == f"skip:{state}"
@@ -172,7 +174,7 @@ def recovered_after(worker: Worker, celery: Commands, days: int) -> str:
     worker.charge(AUTH)
     forget(worker, AUTH)
     worker.pass_time(days * 24 * 3600)
-    celery.done("ledger", "recover", "--since", since)
+    celery.done(*RECOVER, since)
     intent = worker.record(AUTH).payment_intent_id
     assert intent is not None
     return intent
@@ -217,7 +219,7 @@ def test_after_a_restore_money_of_another_amount_is_for_a_person(
         **{f"metadata[{name}]": value for name, value in about.items()},
         **{"metadata[charge_key]": before.charge_key},
     )  # fmt: skip
-    assert celery.json("ledger", "recover", "--since", since)["charged"] == 0
+    assert celery.json(*RECOVER, since)["charged"] == 0
     assert worker.record(customer).state is State.REVIEW
     worker.pass_time(1000)
     celery.done("ledger", "resolve", customer, PERIOD, "--not-charged", "--reason", "not ours")
@@ -237,7 +239,7 @@ def test_after_a_restore_an_open_intent_of_a_later_epoch_is_known_again(
     now = worker.record(customer)
     statement(worker, "DELETE FROM charge_attempts WHERE attempt_epoch = 1")
     change(worker, customer, "state = 'card_declined', attempt_epoch = 0, payment_intent_id = NULL")
-    assert celery.json("ledger", "recover", "--since", since)["open"] == 1
+    assert celery.json(*RECOVER, since)["open"] == 1
     found = worker.record(customer)
     assert (found.state, found.attempt_epoch) == (State.PROCESSING, 1)
     assert found.payment_intent_id == now.payment_intent_id
@@ -248,14 +250,14 @@ def test_what_was_unsettled_in_the_copy_is_looked_up_at_both_endpoints(
     environment: dict[str, str], stripe: Stripe, celery: Commands
 ) -> None:
     """Guard: the endpoints of a record whose calls were lost with the restore are all listed."""
-    worker = Worker(environment, stripe, STRIPE_CHARGE_API="charges")
+    worker = Worker(environment, stripe, **PATIENT, STRIPE_CHARGE_API="charges")
     worker.charge("cus_processing_1")
     change(
         worker, "cus_processing_1", "state = 'reserved', charge_id = NULL, next_attempt_at = NULL"
     )
     statement(worker, "DELETE FROM charge_attempts")
     since = (datetime.now(UTC) - timedelta(hours=1)).isoformat()
-    assert celery.json("ledger", "recover", "--since", since)["looked_up"] == 1
+    assert celery.json(*RECOVER, since)["looked_up"] == 1
     record = worker.record("cus_processing_1")
     assert (record.state, record.attempts) == (State.SENT, 1)
     assert worker.drive("cus_processing_1") == "processing"
@@ -268,7 +270,7 @@ def test_no_worker_starts_until_a_recovery_has_ended(
 ) -> None:
     pin_deployment(worker.here.engine, "stripe-billing")
     stripe.fault("http_500", method="GET", path="/v1/payment_intents")
-    line = celery.refused("ledger", "recover", "--since", datetime.now(UTC).isoformat())
+    line = celery.refused(*RECOVER, datetime.now(UTC).isoformat())
     assert "until then no worker starts" in line
     locked_out = role("worker", wait=False)
     assert locked_out.wait_exit() == 1
@@ -281,7 +283,7 @@ def test_a_recovery_from_before_there_was_stripe_is_not_begun(
     worker: Worker, celery: Commands
 ) -> None:
     pin_deployment(worker.here.engine, "stripe-billing")
-    ended = celery.run("ledger", "recover", "--since", "0001-01-01")
+    ended = celery.run(*RECOVER, "0001-01-01")
     assert (ended.returncode, "lies before 2000" in ended.stderr) == (2, True)
     assert not worker.here.reads.recovering()
 
@@ -330,10 +332,10 @@ def an_event(customer: str) -> dict[str, Any]:
 def test_a_replayed_letter_is_charged_once(
     worker: Worker, celery: Commands, role: RoleStarter, stripe: Stripe
 ) -> None:
-    role("worker", wait=False)
+    role("worker", wait=False, **PATIENT)
     letter = str(bury(worker, an_event("cust_1")))
     celery.done("dead-letters", "replay", letter, "--reason", "limit raised")
-    wait_until(lambda: worker.record("cust_1").state is State.CHARGED, 40, "it is charged")
+    wait_until(lambda: worker.record("cust_1").state is State.CHARGED, 60, "it is charged")
     line = celery.refused("dead-letters", "replay", letter, "--reason", "again")
     assert line == f"dead letter {letter} is resolved: replayed"
     assert len(stripe.charges()) == 1

@@ -19,7 +19,7 @@ from sandbox import binaries, health
 from sandbox.ports import free_port
 from tasks.deployment import pin_deployment
 from tests.support.commands import Commands
-from tests.support.flows import PERIOD, Worker
+from tests.support.flows import PATIENT, PERIOD, Worker
 from tests.support.stripe import Stripe
 from tests.support.vault import VaultStarter, refused_start
 from tests.support.waiting import wait_until
@@ -32,7 +32,7 @@ OTHER_NAMESPACE = {"CHARGE_NAMESPACE": "other"}
 @pytest.fixture
 def worker(environment: dict[str, str], stripe: Stripe) -> Iterator[Worker]:
     """A worker whose deployment is pinned, as one that has started."""
-    made = Worker(environment, stripe)
+    made = Worker(environment, stripe, **PATIENT)
     pin_deployment(made.here)
     yield made
     made.close()
@@ -76,7 +76,7 @@ def test_nothing_is_recovered_or_reconciled_from_another_account(
     assert worker.charge(CUSTOMER) == State.CHARGED
     worker.forget(CUSTOMER)
     since = datetime.now(UTC).isoformat()
-    assert ANOTHER in celery.refused("ledger", "recover", "--since", since, **elsewhere)
+    assert ANOTHER in celery.refused("ledger", "recover", "--force", "--since", since, **elsewhere)
     assert ANOTHER in celery.refused("reconcile", PERIOD, **elsewhere)
     assert not worker.here.reads.recovering(), "nothing was begun"
     started = celery.refused("worker", "-Q", "charges", "-c", "1", **elsewhere)
@@ -121,7 +121,7 @@ def test_nothing_is_written_under_another_namespace(worker: Worker, celery: Comm
     for command in (
         ("dead-letters", "replay", str(letter_id), "--reason", "test"),
         ("ledger", "void", "cust_8", PERIOD, "--reason", "test"),
-        ("ledger", "recover", "--since", datetime.now(UTC).isoformat()),
+        ("ledger", "recover", "--force", "--since", datetime.now(UTC).isoformat()),
         ("reconcile", PERIOD),
     ):
         assert f"CHARGE_NAMESPACE {ANOTHER}" in celery.refused(*command, **OTHER_NAMESPACE)

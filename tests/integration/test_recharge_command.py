@@ -13,7 +13,7 @@ from models.keys import charge_key
 from models.ledger_reads import LedgerReads
 from models.states import State
 from tests.support.commands import Commands
-from tests.support.flows import PERIOD, Worker
+from tests.support.flows import PATIENT, PERIOD, Worker
 from tests.support.roles import RoleStarter
 from tests.support.stripe import Stripe
 from tests.support.waiting import wait_until
@@ -25,7 +25,7 @@ DONE_WITHIN_S = 60.0
 
 @pytest.fixture
 def worker(environment: dict[str, str], stripe: Stripe) -> Iterator[Worker]:
-    made = Worker(environment, stripe)
+    made = Worker(environment, stripe, **PATIENT)
     yield made
     made.close()
 
@@ -38,7 +38,7 @@ def celery(environment: dict[str, str], tmp_path: Path) -> Commands:
 def test_two_shells_at_once_start_one_new_charge(
     worker: Worker, celery: Commands, stripe: Stripe, role: RoleStarter
 ) -> None:
-    role("worker")
+    role("worker", **PATIENT)
     worker.charge(DECLINED)
     arguments = ("recharge", DECLINED, PERIOD, "--payment-method", "pm_card_visa")
     shells = [celery.start(*arguments) for _ in range(2)]
@@ -189,7 +189,7 @@ def test_celery_call_starts_a_recharge_once_however_often_it_is_delivered(
         )
     celery.done("call", "tasks.recharge", "--args", f'["{DECLINED}", "{PERIOD}", 0, "x", "pm_y"]')
     control = role("worker-control")
-    role("worker")
+    role("worker", **PATIENT)
     wait_until(
         lambda: worker.record(DECLINED).state is State.CHARGED, DONE_WITHIN_S, "it is charged"
     )

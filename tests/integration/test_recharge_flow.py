@@ -11,7 +11,7 @@ import pytest
 
 from models.keys import charge_key
 from models.states import State
-from tests.support.flows import PERIOD, Worker
+from tests.support.flows import PATIENT, PERIOD, Worker
 from tests.support.stripe import Stripe
 
 BOTH = pytest.mark.parametrize("api", ["payment_intents", "charges"])
@@ -19,7 +19,7 @@ BOTH = pytest.mark.parametrize("api", ["payment_intents", "charges"])
 
 @pytest.fixture
 def worker(environment: dict[str, str], stripe: Stripe) -> Iterator[Worker]:
-    made = Worker(environment, stripe)
+    made = Worker(environment, stripe, **PATIENT)
     yield made
     made.close()
 
@@ -32,7 +32,7 @@ def cancels(stripe: Stripe) -> list[str]:
 def test_a_new_card_is_charged_once_under_a_new_key(
     environment: dict[str, str], stripe: Stripe, api: str
 ) -> None:
-    worker = Worker(environment, stripe, STRIPE_CHARGE_API=api)
+    worker = Worker(environment, stripe, **PATIENT, STRIPE_CHARGE_API=api)
     customer = "cus_decline_insufficient_funds_1"
     worker.charge(customer)
     assert worker.record(customer).state is State.CARD_DECLINED
@@ -178,7 +178,7 @@ def test_an_open_intent_of_another_workers_send_is_not_canceled(
         if sends:
             sends.pop()
             # The other worker sends between this one's read of the record and its list.
-            other = Worker(worker.environment, stripe)
+            other = Worker(worker.environment, stripe, **PATIENT)
             assert other.drive(customer) == "requires_action"
             other.close()
         return listed(*args)  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ from models.keys import charge_key
 from models.states import State
 from tasks.reconcile import reconciliation
 from tests.support.commands import Commands
-from tests.support.flows import PERIOD, Worker
+from tests.support.flows import PATIENT, PERIOD, Worker
 from tests.support.roles import RoleStarter
 from tests.support.stripe import Stripe
 from tests.support.waiting import wait_until
@@ -30,7 +30,7 @@ GOOD = "cus_good_1"
 
 @pytest.fixture
 def worker(environment: dict[str, str], stripe: Stripe) -> Iterator[Worker]:
-    made = Worker(environment, stripe)
+    made = Worker(environment, stripe, **PATIENT)
     yield made
     made.close()
 
@@ -89,7 +89,7 @@ def test_n8_what_was_lost_never_published_or_wrong_is_named_and_made_good(
     with redis.Redis.from_url(worker.environment["REDIS_URL"]) as client:
         ((_, entry),) = client.xrange(worker.environment["REDIS_STREAM"])
     assert entry[b"payload"] == never.encode(), "the original bytes"
-    role("worker")
+    role("worker", **PATIENT)
     role("bridge-redis")
     wait_until(
         lambda: (
@@ -97,7 +97,7 @@ def test_n8_what_was_lost_never_published_or_wrong_is_named_and_made_good(
             in worker.ledger.read_statuses([charge_key("cus_never", PERIOD)])
             and worker.record("cus_never").state is State.CHARGED
         ),
-        40,
+        60,
         "what was republished is charged",
     )
     assert len(stripe.charges()) == 5
@@ -295,7 +295,7 @@ def test_the_task_adopts_and_tells_the_last_line(
     worker.forget(GOOD)
     control = role("worker-control")
     celery.done("call", "tasks.reconcile", "--args", f'["{PERIOD}"]')
-    wait_until(lambda: f"run {PERIOD} may be closed" in control.log(), 40, "it has reconciled")
+    wait_until(lambda: f"run {PERIOD} may be closed" in control.log(), 60, "it has reconciled")
     assert worker.record(GOOD).state is State.CHARGED
 
 

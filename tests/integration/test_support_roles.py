@@ -7,6 +7,7 @@ import signal
 from models.keys import charge_key
 from models.ledger import Ledger
 from tests.support.faults import FaultPoints
+from tests.support.flows import PATIENT
 from tests.support.producers import billing_event, publish_nsq, publish_redis
 from tests.support.roles import RoleStarter
 from tests.support.stripe import Stripe
@@ -16,7 +17,8 @@ from tests.support.waiting import wait_until
 def test_roles_charge_an_event_of_either_broker_once(
     role: RoleStarter, environment: dict[str, str], stripe: Stripe, ledger: Ledger
 ) -> None:
-    for kind in ("worker", "bridge-nsq", "bridge-redis"):
+    role("worker", **PATIENT)
+    for kind in ("bridge-nsq", "bridge-redis"):
         role(kind)
     publish_nsq(environment, billing_event("both"))
     publish_redis(environment, billing_event("both"))
@@ -38,7 +40,7 @@ def test_an_armed_fault_point_kills_a_worker_where_it_stands(
     ledger: Ledger,
     fault_point: FaultPoints,
 ) -> None:
-    worker = role("worker", pool="threads", concurrency=1)
+    worker = role("worker", pool="threads", concurrency=1, **PATIENT)
     role("bridge-redis")
     fault_point("worker.after_call", "kill")
     publish_redis(environment, billing_event("one"))
