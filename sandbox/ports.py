@@ -27,14 +27,14 @@ def choose_ports(names: Iterable[str], kept: Mapping[str, int]) -> dict[str, int
     return ports
 
 
-def free_port() -> int:
+def free_port(first: int = FIRST, last: int = LAST) -> int:
     """A port nobody listens on, reserved against other sandboxes while this process lives."""
     chooser = random.SystemRandom()
     for _ in range(ATTEMPTS):
-        port = chooser.randint(FIRST, LAST)
+        port = chooser.randint(first, last)
         if port not in _reservations and _reserve(port):
             return port
-    raise OSError(f"no free port between {FIRST} and {LAST}")
+    raise OSError(f"no free port between {first} and {last}")
 
 
 def _reserve(port: int) -> bool:

@@ -114,7 +114,7 @@ def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         [str(binary), *options], cwd=tmp_path_factory.mktemp("valkey"), stdout=subprocess.DEVNULL
     )
     with redis.Redis(port=port) as client:
-        wait_until(lambda: answers(client), 10, "valkey answers")
+        wait_until(lambda: answers(client), 30, "valkey answers")
     yield f"redis://127.0.0.1:{port}/0"
     process.kill()
     process.wait()

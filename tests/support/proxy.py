@@ -37,6 +37,9 @@ class Proxy:
         return self
 
     def __exit__(self, *_: object) -> None:
+        # A close alone would let the accept that is under way take one more connection.
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self.cut()
 
@@ -48,11 +51,19 @@ class Proxy:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
-                server = socket.create_connection(self.target)
-                self._open |= {client, server}
-                lose = threading.Event()
-                for pump in (self._requests, self._replies):
-                    threading.Thread(target=pump, args=(client, server, lose), daemon=True).start()
+                self._join(client)
+
+    def _join(self, client: socket.socket) -> None:
+        """Without a target there is nobody to talk to; the next connection may find one."""
+        try:
+            server = socket.create_connection(self.target)
+        except OSError:
+            client.close()
+            return
+        self._open |= {client, server}
+        lose = threading.Event()
+        for pump in (self._requests, self._replies):
+            threading.Thread(target=pump, args=(client, server, lose), daemon=True).start()
 
     def _requests(
         self, client: socket.socket, server: socket.socket, lose: threading.Event
@@ -71,9 +82,11 @@ class Proxy:
         with contextlib.suppress(OSError):
             while (data := server.recv(CHUNK)) and not lose.is_set():
                 threading.Event().wait(self.delay_s)
+                # Read once: it may be set meanwhile, for the next reply.
+                truncate_after = self.truncate_after
                 if not self.swallow:
-                    client.sendall(data[: self.truncate_after])
-                if self.truncate_after is not None:
+                    client.sendall(data[:truncate_after])
+                if truncate_after is not None:
                     break
         self.lost += lose.is_set()
         if not self.swallow:

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterator, Mapping
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +15,29 @@ import pytest
 import redis
 
 from sandbox import binaries
-from sandbox.ports import free_port
+from sandbox.ports import LAST, free_port
 from tests.support.brokers import answers
 from tests.support.waiting import wait_until
 
 BUS = 10_000
 """A node of a Cluster also listens on its port and this."""
+BUSES = range(LAST + 1, 32_768)
+"""Above the ports that are reserved, below those that the kernel takes for outgoing connections."""
 SLOTS = 16_384
 SERVICE = "billing"
-DOWN_AFTER_MS = 500
+SOON_S = 60.0
+"""Bound of what is to come at all: the machine may be busy."""
+NODE_TIMEOUT_MS = 60_000
+DOWN_AFTER_MS = 60_000
+"""How long a master may be silent: it must not be replaced but when a test wants it."""
+FAILED_OVER_S = 120.0
+"""Sentinels that were not scheduled for some seconds do nothing for half a minute."""
 
 
 def port_with_a_bus() -> int:
-    """A free port whose bus port is free as well."""
+    """A free port whose bus port is free as well, and nobody else's before it is taken."""
     while True:
-        port = free_port()
+        port = free_port(BUSES.start - BUS, BUSES.stop - 1 - BUS)
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port + BUS)):
             return port
 
@@ -55,7 +64,7 @@ class Server:
             [*arguments, *self.options], cwd=self.folder, stdout=(self.folder / "log").open("ab")
         )
         with self.client() as client:
-            wait_until(lambda: answers(client), 10, "a Redis answers")
+            wait_until(lambda: answers(client), SOON_S, "a Redis answers")
         return process
 
     def client(self) -> redis.Redis:
@@ -79,25 +88,32 @@ class Cluster:
     """Three nodes, each with a third of the slots, none with a replica."""
 
     def __init__(self, folder: Path) -> None:
-        flags = ("--cluster-enabled", "yes", "--save", "", "--appendonly", "yes")
-        more = ("--cluster-node-timeout", "2000", "--cluster-require-full-coverage", "no")
+        flags = ["--cluster-enabled", "yes", "--save", "", "--appendonly", "yes"]
+        # With `everysec` a write may wait for the disk after its reply, and go with a SIGKILL.
+        flags += ["--appendfsync", "no", "--cluster-require-full-coverage", "no"]
+        more = ["--cluster-node-timeout", str(NODE_TIMEOUT_MS)]
         self.nodes = [Server(folder / f"node-{n}", *flags, *more) for n in range(3)]
-        first, *others = self.nodes
         for number, node in enumerate(self.nodes):
             with node.client() as client:
                 mine = range(SLOTS * number // 3, SLOTS * (number + 1) // 3)
                 client.execute_command("CLUSTER ADDSLOTS", *mine)
-        with first.client() as client:
-            for node in others:
-                client.execute_command("CLUSTER MEET", "127.0.0.1", node.port)
-        wait_until(self.is_whole, 20, "the Cluster is whole")
+        # Each meets each: by hearsay it would take a good part of the node timeout.
+        for one, other in permutations(self.nodes, 2):
+            self._ask(one, "CLUSTER MEET", "127.0.0.1", other.port)
+        wait_until(self.is_whole, SOON_S, "the Cluster is whole")
 
     @property
     def url(self) -> str:
         return "redis+cluster://" + ",".join(f"127.0.0.1:{n.port}" for n in self.nodes[:2])
 
     def is_whole(self) -> bool:
-        return all(self._ask(node, "CLUSTER INFO")["cluster_state"] == "ok" for node in self.nodes)
+        """Every node works, and knows the others and whose each slot is."""
+        told = [self._ask(node, "CLUSTER INFO") for node in self.nodes]
+        return all(
+            (info["cluster_state"], int(info["cluster_slots_ok"])) == ("ok", SLOTS)
+            and int(info["cluster_known_nodes"]) == len(self.nodes)
+            for info in told
+        )
 
     def owner(self, key: str) -> Server:
         """The node that the key's slot belongs to."""
@@ -159,7 +175,7 @@ def lone_node(folder: Path) -> Server:
     with node.client() as client:
         client.execute_command("CLUSTER ADDSLOTS", *range(SLOTS))
         wait_until(
-            lambda: client.execute_command("CLUSTER INFO")["cluster_state"] == "ok", 20, "ok"
+            lambda: client.execute_command("CLUSTER INFO")["cluster_state"] == "ok", SOON_S, "ok"
         )
     return node
 
@@ -174,7 +190,9 @@ class Watched:
             folder / "second", *flags, "--replicaof", "127.0.0.1", str(self.first.port)
         )
         with self.second.client() as client:
-            wait_until(lambda: self._info(client)["master_link_status"] == "up", 20, "a replica")
+            wait_until(
+                lambda: self._info(client)["master_link_status"] == "up", SOON_S, "a replica"
+            )
         config = (
             f"sentinel monitor {SERVICE} 127.0.0.1 {self.first.port} 2\n"
             f"sentinel down-after-milliseconds {SERVICE} {DOWN_AFTER_MS}\n"
@@ -183,7 +201,7 @@ class Watched:
         self.sentinels = [
             Server(folder / f"sentinel-{n}", "--sentinel", config=config) for n in range(3)
         ]
-        wait_until(self._agree, 20, "the Sentinels know each other and the replica")
+        wait_until(self._agree, SOON_S, "the Sentinels know each other and the replica")
 
     @property
     def url(self) -> str:
@@ -195,6 +213,29 @@ class Watched:
         with self.sentinels[0].client() as client:
             _, port = client.execute_command("SENTINEL GET-MASTER-ADDR-BY-NAME", SERVICE)
         return self.first if int(port) == self.first.port else self.second
+
+    def wait_replicated(self) -> None:
+        """Returns when the replica has all that the first server has written by now."""
+        with self.first.client() as client:
+            written = int(self._info(client)["master_repl_offset"])
+        with self.second.client() as client:
+            wait_until(
+                lambda: int(self._info(client)["slave_repl_offset"]) >= written,
+                SOON_S,
+                "the replica has it",
+            )
+
+    def fail_over(self) -> None:
+        """The first server is silent: have the Sentinels make the second one the master."""
+        wait_until(self._has_failed_over, FAILED_OVER_S, "failed over")
+
+    def _has_failed_over(self) -> bool:
+        if self.master() is self.second:
+            return True
+        # It is refused while one is going on, and as long as the replica looks unfit.
+        with self.sentinels[0].client() as client, contextlib.suppress(redis.ResponseError):
+            client.execute_command("SENTINEL FAILOVER", SERVICE)
+        return False
 
     def _agree(self) -> bool:
         for sentinel in self.sentinels:
