@@ -16,6 +16,9 @@ from tests.support.waiting import stays, wait_until
 PIPELINE_ENV = SHORT_DELIVERIES
 MIN_IDLE_S = float(PIPELINE_ENV["MIN_IDLE_S"])
 RECLAIMED_S = MIN_IDLE_S + 2.0
+IDLE = {"time_since_delivered": None}
+"""What changes of an entry that stays where it is."""
+MARK = "so-far"
 
 
 def test_r1_another_consumer_claims_the_entry_while_stripe_still_answers(
@@ -23,15 +26,21 @@ def test_r1_another_consumer_claims_the_entry_while_stripe_still_answers(
 ) -> None:
     event = billing_event("r1")
     pipeline.extra("bridge-redis")
-    pipeline.stripe.fault("latency", seconds=MIN_IDLE_S + 1.2)
+    pipeline.stripe.fault("latency", seconds=1.0)
+    # Nor does it end before all has happened to the entry.
+    pipeline.fault_point("worker.after_call", "hold")
     pipeline.publish("redis", event)
     pipeline.wait_sent(event)
     with stream(pipeline) as (client, name, group):
         (entry,) = client.xpending_range(name, group, "-", "+", 10)
-        # The owner renews it, so no other bridge takes it; a consumer without manners does.
-        reply = client.xautoclaim(name, group, "thief", min_idle_time=0)
-        assert [claimed for claimed, _ in reply[1]] == [entry["message_id"]]
+        # The owner renews it, so no other bridge takes it; a consumer without manners does,
+        # and leaves it.
+        ids, idle_ms = [entry["message_id"]], int(MIN_IDLE_S * 1000)
+        assert client.xclaim(name, group, "thief", 0, ids, idle=idle_ms, justid=True) == ids
+        wait_until(lambda: owners(client, name, group) != {"thief"}, SLACK_S, "a bridge has it")
     assert not pipeline.is_settled(event)
+    pipeline.fault_point.wait_reached("worker.after_call")
+    pipeline.fault_point.release("worker.after_call")
     pipeline.charged_once(event, within_s=RECLAIMED_S)
     assert len(pipeline.creates(event)) == 1
 
@@ -41,30 +50,35 @@ def test_r1_an_entry_is_not_taken_over_while_its_owner_lives(pipeline: Pipeline)
     event = billing_event("r1_owner")
     for _ in range(2):
         pipeline.extra("bridge-redis")
-    with stream(pipeline) as (client, name, group):
-        acks = acks_sent(client)
-        pipeline.stripe.fault("latency", seconds=MIN_IDLE_S + 1.2)
+    with stream(pipeline) as (client, name, group), client.monitor() as monitor:
+        pipeline.roles["worker"].freeze()
         pipeline.publish("redis", event)
-        pipeline.wait_sent(event)
-        owners = set()
-        while pending := client.xpending_range(name, group, "-", "+", 10):
-            owners.add((pending[0]["consumer"], pending[0]["times_delivered"]))
-        assert [times for _, times in owners] == [1]
-        assert acks_sent(client) == acks + 1
+        wait_until(lambda: owners(client, name, group), SLACK_S, "it is delivered")
+        (entry,) = client.xpending_range(name, group, "-", "+", 10)
+        stays(
+            lambda: client.xpending_range(name, group, "-", "+", 10)[0] | IDLE == entry | IDLE,
+            MIN_IDLE_S + 1.2,
+            "its owner keeps it, delivered once",
+        )
+        pipeline.roles["worker"].thaw()
+        wait_until(lambda: not owners(client, name, group), SLACK_S, "it is acked")
+        assert len(acks_of(entry["message_id"], client, monitor)) == 1
     pipeline.charged_once(event)
     assert len(pipeline.creates(event)) == 1
 
 
 def test_r2_a_batch_of_which_some_were_charged_before_the_crash(pipeline: Pipeline) -> None:
     events = [billing_event(f"r2_{n}") for n in range(8)]
-    slow = events[4:]
-    for event in slow:
-        customer = event["stripe_customer_id"]
-        pipeline.stripe.fault("latency", seconds=2.0, customer=customer)
+    # Whichever comes there first is the one that is not settled before the crash.
+    pipeline.fault_point("worker.after_call", "hold")
     pipeline.fault_point("bridge.before_ack", "kill")
     pipeline.publish("redis", *events)
     assert pipeline.roles["bridge-redis"].wait_exit() == -9
-    assert not pipeline.is_settled(*slow)
+    pipeline.fault_point.wait_reached("worker.after_call")
+    settled = [pipeline.is_settled(event) for event in events]
+    assert any(settled)
+    assert not all(settled)
+    pipeline.fault_point.release("worker.after_call")
     pipeline.start("bridge-redis")
     pipeline.charged_once(*events, within_s=RECLAIMED_S)
     assert [len(pipeline.creates(event)) for event in events] == [1] * 8
@@ -94,9 +108,16 @@ def test_r5_a_crash_between_the_ledger_and_the_ack(pipeline: Pipeline) -> None:
     assert len(pipeline.creates(event)) == 1
 
 
-def acks_sent(client: Any) -> int:
-    """XACKs that Redis has seen, from everybody."""
-    return int(client.info("commandstats").get("cmdstat_xack", {"calls": 0})["calls"])
+def owners(client: Any, name: str, group: str) -> set[str]:
+    """Who has entries that are not acked."""
+    return {entry["consumer"] for entry in client.xpending_range(name, group, "-", "+", 10)}
+
+
+def acks_of(entry_id: str, client: Any, monitor: Any) -> list[str]:
+    """The XACKs of this entry, from everybody, that Redis has seen since it is monitored."""
+    client.echo(MARK)
+    commands = iter(lambda: str(monitor.next_command()["command"]), f"ECHO {MARK}")
+    return [c for c in commands if c.startswith("XACK ") and entry_id in c.split()]
 
 
 @contextmanager
