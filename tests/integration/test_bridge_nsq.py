@@ -19,6 +19,7 @@ from models.settings import load_settings
 from sandbox.ports import free_port
 from tests.support.bridges import (
     SOON_S,
+    RequeuesInARow,
     Start,
     metric,
     published_keys,
@@ -54,24 +55,6 @@ def environment(
         "BACKOFF_BASE_S": "0.2",
         "BACKOFF_CAP_S": "0.5",
     }
-
-
-class RequeuesInARow:
-    """Whether so many requeues came with no message timeout between them.
-
-    One that begins while the bridge does not get the processor may well miss its time.
-    """
-
-    def __init__(self, nsq: Nsq, count: int) -> None:
-        self._nsq = nsq
-        self._count = count
-        self._timeouts = self._before = 0
-
-    def __call__(self) -> bool:
-        channel = self._nsq.channel()
-        if channel["timeout_count"] != self._timeouts:
-            self._timeouts, self._before = channel["timeout_count"], channel["requeue_count"]
-        return bool(channel["requeue_count"] - self._before >= self._count)
 
 
 def test_a_message_that_comes_more_than_five_times_is_not_given_up_while_the_ledger_is_away(
@@ -111,7 +94,7 @@ def test_touching_ends_before_the_servers_own_maximum_and_one_finish_follows(
     event = billing_event("long")
     nsq.publish(event)
     wait_published(bridge.settings, 1)
-    wait_until(RequeuesInARow(nsq, 2), SOON_S, "requeued in time, round after round")
+    wait_until(RequeuesInARow(nsq.channel, 2), SOON_S, "requeued in time, round after round")
     assert bridge.count("requeued_before_timeout") >= 2
     claim = claimed(ledger, new_record(event_from_json(event)))
     ledger.record_outcome(claim, outcome(), Retry(1))

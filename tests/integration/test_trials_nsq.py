@@ -9,7 +9,7 @@ from sandbox import health
 from sandbox.backlog import nsq_unfinished
 from sandbox.ports import free_port
 from sandbox.stack import create_channel
-from tests.support.bridges import metric
+from tests.support.bridges import RequeuesInARow, metric
 from tests.support.pipelines import SHORT_DELIVERIES, SLACK_S, Event, Pipeline
 from tests.support.producers import billing_event, publish_nsq
 from tests.support.waiting import stays, wait_until
@@ -65,12 +65,13 @@ def test_pynsq_205_touching_stops_in_time_before_the_longest_message_timeout(
     event = billing_event("pynsq_205")
     pipeline.fault_point("worker.before_send", "hold")
     publish_nsq(side.settings, event)
-    wait_until(lambda: side.channel()["requeue_count"] >= 1, SLACK_S, "requeued in progress")
+    requeued = RequeuesInARow(side.channel, 1)
+    wait_until(requeued, SLACK_S, "requeued in progress")
     assert not pipeline.is_settled(event)
     pipeline.fault_point.release("worker.before_send")
     pipeline.charged_once(event)
     side.wait_empty()
-    assert side.channel()["timeout_count"] == 0
+    assert side.channel()["timeout_count"] == requeued.timeouts
     assert side.bridge.alive
     assert len(pipeline.creates(event)) == 1
 

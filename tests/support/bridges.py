@@ -6,7 +6,7 @@ import asyncio
 import base64
 import json
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack
 from typing import Any, TypeVar
@@ -177,6 +177,27 @@ def wait_published(settings: Settings, count: int, timeout_s: float = SOON_S) ->
 def task_ids(settings: Settings) -> set[str]:
     """The ids of those tasks: of one whose publication had no reply there may be two alike."""
     return {task["headers"]["id"] for task in published(settings)}
+
+
+class RequeuesInARow:
+    """Whether so many requeues came with no message timeout between them or after them.
+
+    One that begins while the bridge does not get the processor may well miss its time.
+    """
+
+    def __init__(self, channel: Callable[[], Mapping[str, Any]], count: int) -> None:
+        """`channel` gives nsqd's own numbers."""
+        self._channel = channel
+        self._count = count
+        self._before = 0
+        self.timeouts = 0
+        """How many came before them."""
+
+    def __call__(self) -> bool:
+        channel = self._channel()
+        if channel["timeout_count"] != self.timeouts:
+            self.timeouts, self._before = channel["timeout_count"], channel["requeue_count"]
+        return bool(channel["requeue_count"] - self._before >= self._count)
 
 
 def metric(address: str, name: str, **labels: str) -> float:
