@@ -299,6 +299,7 @@ def test_the_task_adopts_and_tells_the_last_line(
     assert worker.record(GOOD).state is State.CHARGED
 
 
+@pytest.mark.timeout(300)
 def test_a_hundred_thousand_expected_lines_in_flat_memory(worker: Worker, tmp_path: Path) -> None:
     path = tmp_path / "many.jsonl"
     with path.open("w") as file:
