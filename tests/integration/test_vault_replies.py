@@ -84,10 +84,10 @@ def test_a_reply_without_the_vaults_word_proves_nothing(
     with vaulted(worker_at, "self", reply(200, INTENT), reply(404, not_found)) as (worker, _):
         assert charge(worker) == State.SENT
         with pytest.raises(StripeUnavailable, match="resource_missing"):
-            worker.here.gateway.customer("cus_1", boot_clock_s() + 5)
+            worker.here.gateway.customer("cus_1", boot_clock_s() + 30)
     with vaulted(worker_at, "self", reply(404, not_found, **FORWARDED)) as (worker, _):
         worker.here.gateway.ready(RUN, "usd")
-        assert not worker.here.gateway.customer("cus_1", boot_clock_s() + 5).exists
+        assert not worker.here.gateway.customer("cus_1", boot_clock_s() + 30).exists
 
 
 @pytest.mark.parametrize("code", ["key_expired", "key_unknown", "key_revoked"])

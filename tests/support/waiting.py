@@ -31,7 +31,10 @@ def stays(condition: Callable[[], object], for_s: float, what: str) -> None:
     """Asserts that the condition is true now and remains so for the whole time."""
     deadline = time.monotonic() + for_s
     pause = threading.Event()
-    while time.monotonic() < deadline:
+    while True:
+        # Looked at once at least, however late this process comes to it.
         if not condition():
             raise AssertionError(f"did not stay so for {for_s:g} s: {what}")
         pause.wait(POLL_S)
+        if time.monotonic() >= deadline:
+            return

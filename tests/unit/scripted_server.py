@@ -6,7 +6,7 @@ import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 Answer = Callable[[socket.socket, threading.Event], None]
 """Writes to the connection; gives up when the event is set."""
@@ -22,6 +22,7 @@ class ScriptedServer:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._stopped = threading.Event()
         self._threads: list[threading.Thread] = []
+        self._accepted: list[socket.socket] = []
         self._lock = threading.Lock()
         self.connections = 0
         self.ended = 0
@@ -39,6 +40,11 @@ class ScriptedServer:
         self._stopped.set()
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        self._threads[0].join(30)
+        for connection in self._accepted:
+            # Nobody waits for the next request on a connection that its client has kept.
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RD)
         for thread in self._threads:
             thread.join(30)
 
@@ -54,6 +60,7 @@ class ScriptedServer:
             except OSError:
                 return
             self.connections += 1
+            self._accepted.append(connection)
             self._spawn(self._serve, connection)
 
     def _serve(self, connection: socket.socket) -> None:
