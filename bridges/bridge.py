@@ -19,6 +19,7 @@ from bridges.commit_watcher import TICK_S, CommitWatcher, ParkedDeliveries, Park
 from bridges.counters import DEAD_LETTER_REASON
 from bridges.delivery import Delivery, Source
 from bridges.dispatcher import Dispatcher, Publication
+from bridges.endings import end_all
 from bridges.held import Held, HeldDeliveries
 from bridges.lease_keeper import LeaseKeeper
 from bridges.repeats import compare, wording
@@ -150,10 +151,11 @@ class Bridge:
                     tasks.create_task(self.sweep_watch.run(), name="sweep_watch"),
                     tasks.create_task(self.source.run(), name="source"),
                 ]
-                await self._work(stop)
-                await self.shut_down()
-                for loop in loops:
-                    loop.cancel()
+                try:
+                    await self._work(stop)
+                    await self.shut_down()
+                finally:
+                    await end_all(loops)
         finally:
             await self.source.close()
 

@@ -15,7 +15,7 @@ import urllib3
 from bridges.delivery import SourceUnavailable
 from models.addresses import host_and_port
 
-TIMEOUT_S: Final = 2.0
+TIMEOUT_S: Final = 5.0
 _FRAME_RESPONSE: Final = 0
 _MAX_ANSWER_BYTES: Final = 64 * 1024
 

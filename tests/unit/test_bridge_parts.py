@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 
@@ -13,6 +14,7 @@ from bridges.backoff import LONGEST_S, Backoff
 from bridges.commit_watcher import ParkedDeliveries, ParkedDelivery
 from bridges.counters import Counters
 from bridges.delivery import Delivery
+from bridges.endings import end_all
 from bridges.nsq import quieten_libraries
 from bridges.redis_replies import (
     CURSOR_END,
@@ -207,3 +209,19 @@ def test_what_the_nsq_library_says_of_a_lost_connection_is_left_out_and_nothing_
         except (StreamClosedError, ValueError):
             library.exception("uncaught exception in data event")
     assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [ValueError]
+
+
+def test_a_loop_that_loses_a_cancellation_ends_all_the_same() -> None:
+    async def loop(answer: asyncio.Future[None]) -> None:
+        await asyncio.wait_for(answer, 60)
+        await asyncio.Event().wait()
+
+    async def stopped_when_the_answer_comes() -> bool:
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        running = asyncio.create_task(loop(answer))
+        await asyncio.sleep(0)
+        answer.set_result(None)
+        await asyncio.wait_for(end_all([running]), 30)
+        return running.cancelled()
+
+    assert asyncio.run(stopped_when_the_answer_comes())
