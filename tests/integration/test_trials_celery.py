@@ -84,7 +84,7 @@ def stop(worker: Role) -> None:
 def test_celery_1564_stripe_python_726_each_child_has_connections_of_its_own(
     pipeline: Pipeline,
 ) -> None:
-    events = [billing_event(f"celery_1564_{n}", amount_cents=100 + n) for n in range(200)]
+    events = [billing_event(f"celery_1564_{n}", amount_cents=100 + n) for n in range(100)]
     worker = pipeline.roles["worker"]
     earlier = len(worker.log())
     pipeline.publish("nsq", *events[::2])
