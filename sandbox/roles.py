@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -169,7 +170,16 @@ def celery_worker(
         "--loglevel=INFO",
         *arguments,
     )
-    return place.spec(name, command, settings, grace_s=WORKER_GRACE_S)
+    own = {**settings, "TMPDIR": str(_empty_folder(place, name))}
+    return place.spec(name, command, own, grace_s=WORKER_GRACE_S)
+
+
+def _empty_folder(place: Place, name: str) -> Path:
+    """For a worker's temporary files: one that is killed leaves them behind."""
+    folder = place.folder(name) / "tmp"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 def worker(place: Place, settings: Mapping[str, str]) -> RoleSpec:
