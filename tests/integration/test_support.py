@@ -11,6 +11,7 @@ import redis
 from models.ledger import Ledger
 from sandbox import clock, health
 from sandbox.binaries import CHECKOUT
+from sandbox.roles import REDIS_DATABASES
 from tests.support.producers import billing_event, publish_nsq, publish_redis
 from tests.support.sandboxes import GONE_WITHIN_S, alive
 from tests.support.services import Services
@@ -31,6 +32,16 @@ def test_each_test_has_an_empty_migrated_ledger_of_its_own(
     assert other != database_url
     assert ledger.read("0" * 32).record is None
     services.drop_database(other)
+
+
+def test_a_lasting_redis_database_is_nobody_elses_until_it_is_given_back(
+    services: Services,
+) -> None:
+    lasting = services.new_redis_database(lasting=True)
+    others = [services.new_redis_database() for _ in range(2 * REDIS_DATABASES)]
+    assert lasting not in others
+    services.give_back(lasting)
+    assert lasting in [services.new_redis_database() for _ in range(REDIS_DATABASES)]
 
 
 def test_the_ledger_clock_moves_only_in_the_database_it_was_moved_in(

@@ -74,8 +74,8 @@ class Pipeline:
         self.settings = {
             **services.stack.settings,
             "DATABASE_URL": services.new_database(),
-            "REDIS_URL": services.new_redis_database(),
-            "CELERY_BROKER_URL": services.new_redis_database(),
+            "REDIS_URL": services.new_redis_database(lasting=True),
+            "CELERY_BROKER_URL": services.new_redis_database(lasting=True),
             "NSQ_TOPIC": f"billing-events-{services.number()}",
             "STRIPE_API_BASE": self.stripe.base_url,
             "FAULTS_DIR": str(self.fault_point.folder),
@@ -136,6 +136,7 @@ class Pipeline:
         self.engine.dispose()
         self.services.heal()
         self.services.drop_database(self.settings["DATABASE_URL"])
+        self.services.give_back(self.settings["REDIS_URL"], self.settings["CELERY_BROKER_URL"])
 
     # -- what tests cause --------------------------------------------------------------------
 

@@ -41,6 +41,9 @@ class Services:
         self.keeper = LocalKeeper(self.stack)
         self._wanted: list[str] = []
         self._counter = itertools.count(1)
+        # Database 0 stays empty: it is where a client that was told nothing would write.
+        self._redis_numbers = itertools.cycle(range(1, roles.REDIS_DATABASES))
+        self._lasting: set[str] = set()
         self._template_made = False
         self.stack.prepare()
 
@@ -131,14 +134,22 @@ class Services:
         self.stack.create_database(name)
         return self.stack.postgres.url(name)
 
-    def new_redis_database(self) -> str:
-        """The URL of an empty Redis database."""
+    def new_redis_database(self, *, lasting: bool = False) -> str:
+        """The URL of an empty Redis database.
+
+        Hundreds of calls later it is another caller's; a lasting one not before it is given back.
+        """
         self.need("redis")
-        # Database 0 stays empty: it is where a client that was told nothing would write.
-        url = self.stack.redis_url(1 + self.number() % (roles.REDIS_DATABASES - 1))
+        urls = map(self.stack.redis_url, self._redis_numbers)
+        url = next(url for url in urls if url not in self._lasting)
+        if lasting:
+            self._lasting.add(url)
         with redis_client.Redis.from_url(url) as client:
             client.flushdb()
         return url
+
+    def give_back(self, *redis_urls: str) -> None:
+        self._lasting.difference_update(redis_urls)
 
     def drop_database(self, url: str) -> None:
         postgres.drop_database(self.stack.postgres.url("postgres"), url.rpartition("/")[2])
