@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,9 @@ from sandbox.processes import SandboxError
 SOCKET = "control.sock"
 LOCK = "supervisor.lock"
 TIMEOUT_S = 5.0
+TRIES = 3
+"""The supervisor waits a second for a request: who was held up for longer asks again, which is
+safe with all that it can be asked for."""
 POLL_S = 0.05
 
 
@@ -84,13 +87,28 @@ def _wait_until_gone(directory: Path, timeout_s: float) -> None:
 
 def ask(directory: Path, request: dict[str, Any]) -> dict[str, Any]:
     """One question, one answer. Raises SandboxError with the supervisor's refusal."""
+    for _ in range(TRIES):
+        if answer := _exchange(directory, json.dumps(request).encode() + b"\n"):
+            break
+    else:
+        raise SandboxError("the supervisor went away")
+    reply: dict[str, Any] = json.loads(answer)
+    if "error" in reply:
+        raise SandboxError(str(reply["error"]))
+    return reply
+
+
+def _exchange(directory: Path, request: bytes) -> bytes:
+    """The answer; empty where the supervisor gave up waiting for the request."""
     try:
         with socket.socket(socket.AF_UNIX) as link:
             link.settimeout(TIMEOUT_S)
             with _short_path(directory) as path:
                 link.connect(path)
-            link.sendall(json.dumps(request).encode() + b"\n")
-            answer = link.makefile("rb").readline()
+            with suppress(BrokenPipeError, ConnectionResetError):
+                link.sendall(request)
+                return link.makefile("rb").readline()
+            return b""
     except (TimeoutError, BlockingIOError) as error:
         # The second when others wait already, and the queue of the socket is full.
         raise SandboxError(
@@ -98,12 +116,6 @@ def ask(directory: Path, request: dict[str, Any]) -> dict[str, Any]:
         ) from error
     except OSError as error:
         raise SandboxError("no stack is running here: `python -m sandbox up`") from error
-    if not answer:
-        raise SandboxError("the supervisor went away")
-    reply: dict[str, Any] = json.loads(answer)
-    if "error" in reply:
-        raise SandboxError(str(reply["error"]))
-    return reply
 
 
 class RemoteKeeper:
