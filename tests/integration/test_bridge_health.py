@@ -196,7 +196,10 @@ def test_a_full_task_queue_that_nobody_takes_from_is_no_reason_to_start_the_brid
 
         def ready_though_full() -> bool:
             """Workers may be about to take from it. When it is too late to see, they have."""
-            return (is_full(broker) and is_ready(broker)) or not client.rpop("charges")
+            if is_full(broker) and is_ready(broker):
+                return True
+            assert client.rpop("charges"), "never ready, however many were taken"
+            return False
 
         wait_until(ready_though_full, SOON_S, "full, and no problem yet")
         wait_until(
