@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 
 from sandbox import health
+from sandbox.ports import free_port
+from tests.support.bridges import metric
 from tests.support.pipelines import SHORT_DELIVERIES, SLACK_S, Pipeline, key_of
 from tests.support.producers import billing_event
 from tests.support.waiting import stays, wait_until
@@ -76,9 +78,12 @@ def test_n3_a_late_finish_is_harmless(pipeline: Pipeline) -> None:
     pipeline.fault_point.wait_reached(CALL)
     bridge.freeze()
     acked = pipeline.nsq_acked()
-    other = pipeline.extra("bridge-nsq")
+    probes = f"127.0.0.1:{free_port()}"
+    other = pipeline.extra("bridge-nsq", BRIDGE_HEALTH_LISTEN=probes)
     bound_s = DELIVERED_AGAIN_S + SLACK_S
     wait_until(lambda: pipeline.channel()["timeout_count"] > timed_out, bound_s, "it times out")
+    wait_until(lambda: metric(probes, "taken_total"), SLACK_S, "the other one takes it")
+    stays(lambda: pipeline.creates(event) == [], 1.0, "nobody overtakes the call")
     pipeline.fault_point.release(CALL)
     wait_until(lambda: pipeline.nsq_acked() > acked, bound_s, "the other acks")
     bridge.thaw()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,6 +11,7 @@ import redis
 from sandbox.backlog import stream_unfinished
 from tests.support.pipelines import SHORT_DELIVERIES, SLACK_S, Pipeline
 from tests.support.producers import billing_event
+from tests.support.roles import Role
 from tests.support.waiting import stays, wait_until
 
 PIPELINE_ENV = SHORT_DELIVERIES
@@ -25,7 +26,7 @@ def test_r1_another_consumer_claims_the_entry_while_stripe_still_answers(
     pipeline: Pipeline,
 ) -> None:
     event = billing_event("r1")
-    pipeline.extra("bridge-redis")
+    bridges = [pipeline.roles["bridge-redis"], pipeline.extra("bridge-redis")]
     pipeline.stripe.fault("latency", seconds=1.0)
     # Nor does it end before all has happened to the entry.
     pipeline.fault_point("worker.after_call", "hold")
@@ -34,12 +35,15 @@ def test_r1_another_consumer_claims_the_entry_while_stripe_still_answers(
     with stream(pipeline) as (client, name, group):
         (entry,) = client.xpending_range(name, group, "-", "+", 10)
         # The owner renews it, so no other bridge takes it; a consumer without manners does,
-        # and leaves it.
+        # and leaves it when the owner has let go of it.
         ids, idle_ms = [entry["message_id"]], int(MIN_IDLE_S * 1000)
+        assert client.xclaim(name, group, "thief", 0, ids, justid=True) == ids
+        wait_until(lambda: has_lost(bridges, ids[0]), SLACK_S, "the owner has let go of it")
         assert client.xclaim(name, group, "thief", 0, ids, idle=idle_ms, justid=True) == ids
         wait_until(lambda: owners(client, name, group) != {"thief"}, SLACK_S, "a bridge has it")
-    assert not pipeline.is_settled(event)
     pipeline.fault_point.wait_reached("worker.after_call")
+    stays(lambda: len(pipeline.creates(event)) == 1, 1.0, "it is not sent again")
+    assert not pipeline.is_settled(event)
     pipeline.fault_point.release("worker.after_call")
     pipeline.charged_once(event, within_s=RECLAIMED_S)
     assert len(pipeline.creates(event)) == 1
@@ -106,6 +110,12 @@ def test_r5_a_crash_between_the_ledger_and_the_ack(pipeline: Pipeline) -> None:
     pipeline.start("bridge-redis")
     pipeline.charged_once(event, within_s=RECLAIMED_S)
     assert len(pipeline.creates(event)) == 1
+
+
+def has_lost(bridges: Sequence[Role], entry_id: str) -> bool:
+    """Whether one of them has found that the entry is somebody else's."""
+    lines = [line for bridge in bridges for line in bridge.log().splitlines()]
+    return any("ownership_lost" in line and entry_id in line for line in lines)
 
 
 def owners(client: Any, name: str, group: str) -> set[str]:
