@@ -24,6 +24,7 @@ from tests.support.flows import PERIOD, Worker
 from tests.support.roles import RoleStarter
 from tests.support.stripe import Stripe
 from tests.support.vault import PATIENT, RUN, RUN_KEYS, Books, VaultProcess, vaulted_settings
+from tests.support.vault_calls import HELD_S
 from tests.support.vaulted_workers import AMOUNT, CAP, EXPECTED, MakeWorker, budget, charge, later
 from tests.support.waiting import stays, wait_until
 
@@ -217,9 +218,9 @@ def test_a_vault_that_is_killed_under_load_is_waited_for(
 ) -> None:
     vaulted = vaulted_settings(vault, RUN_AUTO_OPEN_EXPECTED_CENTS=str(1000 * AMOUNT))
     worker = role("worker", **vaulted)
-    # Those after the first few hang at Stripe until the vault is killed.
+    # Those after the first few are held at Stripe until the vault is killed.
     stripe.fault("latency", times=8, seconds=0.2)
-    stripe.fault("timeout", times=1000)
+    stripe.fault("latency", stage="after_claim", times=1000, seconds=HELD_S)
     events = [ledgers.event(customer_id=f"cust_{number}", billing_run=RUN) for number in range(40)]
     keys = [charge_key(one.customer_id, one.billing_period) for one in events]
     app = Celery("chargebridge-test", broker=celery_broker_url, set_as_current=False)
@@ -230,8 +231,10 @@ def test_a_vault_that_is_killed_under_load_is_waited_for(
 
     for key, one in zip(keys, events, strict=True):
         publish(key, one.to_json())
-    wait_until(lambda: len(stripe.creates()) > 8, 60, "charges under way")
+    wait_until(lambda: len(stripe.charges()) == 8 < len(stripe.creates()), 60, "calls under way")
     vault.kill()
+    stripe.release()
+    wait_until(lambda: len(stripe.charges()) > 8, 30, "Stripe takes money that no vault heard of")
     # What had been written to Stripe by then is read before this first question is answered;
     # nothing else begins.
     stripe.creates()
