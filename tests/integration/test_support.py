@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import redis
@@ -15,7 +16,7 @@ from sandbox.roles import REDIS_DATABASES
 from tests.support.producers import billing_event, publish_nsq, publish_redis
 from tests.support.sandboxes import GONE_WITHIN_S, alive
 from tests.support.services import Services
-from tests.support.waiting import wait_until
+from tests.support.waiting import stays, wait_until
 
 
 def _now(url: str) -> float:
@@ -65,6 +66,19 @@ def test_a_killed_service_is_back_with_its_data_after_healing(
     assert _now(database_url) > 0
     with redis.Redis.from_url(redis_url) as client:
         assert client.get("kept") == b"yes"
+
+
+def test_a_frozen_postgresql_answers_nobody_whoever_has_a_connection(
+    services: Services, database_url: str
+) -> None:
+    with psycopg.connect(database_url) as link, ThreadPoolExecutor(1) as aside:
+        services.freeze("postgres")
+        asked = aside.submit(link.execute, "SELECT 1")
+        try:
+            stays(lambda: not asked.done(), 0.5, "no answer")
+        finally:
+            services.thaw("postgres")
+        assert asked.result(30).fetchone() == (1,)
 
 
 def test_channel_and_group_exist_before_the_first_producer(environment: dict[str, str]) -> None:

@@ -78,15 +78,16 @@ class Services:
     def _wait_sessions_ended(self) -> None:
         """Those of a killed PostgreSQL end by themselves. Until then one that has work goes on
         with it, and no other server can start beside them."""
-        wait_until(lambda: not self._postgres_is_there(), READY_WITHIN_S, "its sessions end")
+        wait_until(lambda: not self._of_postgres(), READY_WITHIN_S, "its sessions end")
 
-    def _postgres_is_there(self) -> bool:
-        folders = self.stack.data_folders()
+    def _of_postgres(self) -> list[psutil.Process]:
+        """All its processes: each session is in a group of its own."""
+        folders, found = self.stack.data_folders(), []
         for process in psutil.process_iter():
             with suppress(psutil.Error):
                 if process.name() == "postgres" and Path(process.cwd()) in folders:
-                    return True
-        return False
+                    found.append(process)
+        return found
 
     def stop(self, name: str) -> None:
         """An orderly end."""
@@ -99,10 +100,18 @@ class Services:
             self._wait_sessions_ended()
 
     def freeze(self, name: str) -> None:
-        self.processes.signal(name, signal.SIGSTOP)
+        """It answers nobody from here on, whoever has a connection."""
+        self._signal(name, signal.SIGSTOP)
 
     def thaw(self, name: str) -> None:
-        self.processes.signal(name, signal.SIGCONT)
+        self._signal(name, signal.SIGCONT)
+
+    def _signal(self, name: str, number: int) -> None:
+        self.processes.signal(name, number)
+        if name == "postgres":
+            for process in self._of_postgres():
+                with suppress(psutil.Error):
+                    process.send_signal(number)
 
     def heal(self) -> None:
         """Brings back what a test has killed, stopped or frozen."""
