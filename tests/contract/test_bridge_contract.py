@@ -127,6 +127,27 @@ def test_an_event_is_published_and_acked_only_when_its_record_is_settled(
     assert len(published(settings)) == 1
 
 
+def test_a_commit_acks_its_own_delivery_and_no_other_that_is_held(
+    broker: Broker, start: Start, settings: Settings, ledger: Ledger
+) -> None:
+    events = [billing_event(f"batch_{number}") for number in range(4)]
+    bridge = start()
+    for event in events:
+        broker.publish(event)
+    wait_published(settings, 4)
+
+    def acked_alone(event: dict[str, Any], left: int) -> None:
+        settle(ledger, event)
+        wait_unfinished(broker, left)
+        stays(lambda: broker.unfinished() == left, 0.3, "the others are not acked")
+
+    acked_alone(events[2], left=3)
+    acked_alone(events[0], left=2)
+    acked_alone(events[3], left=1)
+    acked_alone(events[1], left=0)
+    bridge.wait_count("acked", 4)
+
+
 def test_settled_repeats_are_acked_without_a_publication(
     broker: Broker, start: Start, settings: Settings, ledger: Ledger
 ) -> None:
