@@ -298,6 +298,31 @@ def test_an_nsqd_that_was_asked_for_nothing_is_asked_again(
     assert bridge.count("rdy_restored") >= 1
 
 
+def test_answers_that_meet_the_end_of_their_connection_are_given_by_the_next_one(
+    environment: dict[str, str], start: Start, ledger: Ledger
+) -> None:
+    nsq = Nsq(environment)
+    # nsqd waits for the message timeout, also where the connection has gone.
+    bridge = start(environment, MSG_TIMEOUT_S="3", TOUCH_S="0.9")
+    events = [billing_event(f"cut_{number}") for number in range(3)]
+    for event in events:
+        nsq.publish(event)
+    wait_published(bridge.settings, 3)
+
+    async def answer_as_it_ends(of: Bridge) -> None:
+        reader = of.source._reader  # type: ignore[attr-defined]  # as a network would end it
+        for conn in reader.conns.values():
+            conn.stream.close()
+        await of.source.ack([held.delivery for held in of.held])
+
+    bridge.await_(answer_as_it_ends)
+    bridge.wait_count("connected", 2)
+    for event in events:
+        claim = claimed(ledger, new_record(event_from_json(event)))
+        ledger.record_outcome(claim, outcome(), Retry(1))
+    wait_until(lambda: nsq.unfinished() == 0, SOON_S, "acked")
+
+
 def test_lookupd_alone_is_enough_to_find_nsqd(environment: dict[str, str], start: Start) -> None:
     nsq = Nsq(environment)
     bridge = start(environment, NSQD_TCP_ADDRESS="")
