@@ -20,11 +20,13 @@ def wait_until(condition: Callable[[], T], timeout_s: float, what: str) -> T:
     """Polls until the condition is true and returns its value; raises with `what` otherwise."""
     deadline = time.monotonic() + timeout_s
     pause = threading.Event()
-    while not (value := condition()):
-        if time.monotonic() > deadline:
+    while True:
+        is_last_look = time.monotonic() > deadline
+        if value := condition():
+            return value
+        if is_last_look:
             raise NeverHappenedError(f"not within {timeout_s:g} s: {what}")
         pause.wait(POLL_S)
-    return value
 
 
 def stays(condition: Callable[[], object], for_s: float, what: str) -> None:
