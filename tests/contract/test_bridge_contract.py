@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from hashlib import sha256
 from typing import Any
 
@@ -13,99 +10,30 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.engine import Engine
 
-from bridges import bridge as bridge_module
-from bridges import redis_streams, threads
+from bridges import redis_streams
 from models.dead_letters import DeadLetters
 from models.events import event_from_json
-from models.keys import charge_key
 from models.ledger import Ledger, Retry
 from models.outcomes import OutcomeKind
-from models.settings import Settings, load_settings
-from tests.support.bridges import RunningBridge, published, published_keys, wait_published
-from tests.support.brokers import Broker, Nsq, Stream, valkey, valkey_url
+from models.settings import Settings
+from tests.support.bridge_contract import (
+    Start,
+    broker,
+    dead_letters,
+    key_of,
+    settings,
+    settle,
+    start,
+    wait_unfinished,
+)
+from tests.support.bridges import published, published_keys, wait_published
+from tests.support.brokers import Broker, valkey, valkey_url
 from tests.support.ledgers import claimed, new_record, outcome
 from tests.support.pipelines import SLACK_S
 from tests.support.producers import billing_event
-from tests.support.services import Services
 from tests.support.waiting import stays, wait_until
 
-__all__ = ["valkey", "valkey_url"]
-
-LEASE_S = 60
-"""No lease runs out, and nothing is published again by itself, but where a test wants it."""
-FAST = {
-    "TOUCH_S": "0.4",
-    "MSG_TIMEOUT_S": str(LEASE_S),
-    "MIN_IDLE_S": str(LEASE_S),
-    "REDISPATCH_AFTER_S": "600",
-    "PARK_AFTER_S": "60",
-    "PARK_DELAY_S": "1",
-    "BACKOFF_BASE_S": "0.2",
-    "BACKOFF_CAP_S": "0.5",
-    "LIMITS_CHECK": "warn",
-}
-SHORT = {"MSG_TIMEOUT_S": "1.5", "MIN_IDLE_S": "1.5"}
-"""Leases that run out within the test unless they are extended."""
-
-
-@pytest.fixture(params=["nsq", "redis", "valkey"])
-def broker(
-    request: pytest.FixtureRequest,
-    services: Services,
-    database_url: str,
-    celery_broker_url: str,
-) -> Broker:
-    environment = {
-        **services.stack.settings,
-        **FAST,
-        "LIMITS": "fast",
-        "DATABASE_URL": database_url,
-        "CELERY_BROKER_URL": celery_broker_url,
-    }
-    if request.param == "nsq":
-        environment["NSQ_TOPIC"] = request.getfixturevalue("nsq_topic")
-        return Nsq(environment)
-    name = "redis_url" if request.param == "redis" else "valkey_url"
-    environment["REDIS_URL"] = request.getfixturevalue(name)
-    return Stream(environment)
-
-
-Start = Callable[..., RunningBridge]
-
-
-@pytest.fixture
-def start(broker: Broker) -> Iterator[Start]:
-    """Starts a bridge on the broker; settings can be given by their names."""
-    with ExitStack() as stack:
-
-        def start_one(**changes: str) -> RunningBridge:
-            settings = load_settings({**broker.environment, **changes})
-            return stack.enter_context(RunningBridge(settings, broker.kind))
-
-        yield start_one
-
-
-@pytest.fixture
-def settings(broker: Broker) -> Settings:
-    return load_settings(broker.environment)
-
-
-def settle(ledger: Ledger, event: dict[str, Any], kind: OutcomeKind = OutcomeKind.CHARGED) -> None:
-    claim = claimed(ledger, new_record(event_from_json(event)))
-    ledger.record_outcome(claim, outcome(kind), Retry(1))
-
-
-def dead_letters(engine: Engine) -> list[Any]:
-    return list(DeadLetters(engine).list(limit=100))
-
-
-def wait_unfinished(broker: Broker, count: int) -> None:
-    """Returns when the broker says so: what it was told may be on its way to it for a while."""
-    wait_until(lambda: broker.unfinished() == count, SLACK_S, f"{count} have no ack")
-
-
-def key_of(event: dict[str, Any]) -> str:
-    return charge_key(event["customer_id"], event["billing_period"])
+__all__ = ["broker", "settings", "start", "valkey", "valkey_url"]
 
 
 def test_an_event_is_published_and_acked_only_when_its_record_is_settled(
@@ -318,99 +246,6 @@ def test_what_is_shown_of_a_task_hides_the_event(
     headers = published(settings)[0]["headers"]
     assert "marker-of-a-secret" not in json.dumps(headers)
     assert "cus_hidden" not in json.dumps(headers)
-
-
-def test_a_stop_hands_back_and_another_bridge_has_it_long_before_the_lease_ends(
-    broker: Broker, start: Start, settings: Settings, ledger: Ledger
-) -> None:
-    first = start(TOUCH_S="5")
-    events = [billing_event(f"back_{n}") for n in range(3)]
-    for event in events:
-        broker.publish(event)
-    first.wait_count("taken", 3)
-    second = start(TOUCH_S="5")
-    first.stop()
-    assert first.count("handed_back") == 3
-    assert first.count("acked") == 0
-    # Long before the lease of the first one would have run out.
-    wait_until(lambda: second.held == 3, LEASE_S / 2, "the second bridge has them")
-    for event in events:
-        settle(ledger, event)
-    second.wait_count("acked", 3)
-    wait_unfinished(broker, 0)
-
-
-def test_a_stop_waits_for_commits_that_come_in_time(
-    broker: Broker,
-    start: Start,
-    settings: Settings,
-    ledger: Ledger,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(bridge_module, "SHUTDOWN_GRACE_S", SLACK_S)
-    monkeypatch.setattr(threads, "HURRIED_LIMIT_S", SLACK_S)
-    event = billing_event("in_time")
-    bridge = start()
-    broker.publish(event)
-    wait_published(settings, 1)
-    with ThreadPoolExecutor(1) as aside:
-        stopped = aside.submit(bridge.stop)
-        wait_until(lambda: bridge.call(lambda core: core.stopping), SLACK_S, "it has been told")
-        settle(ledger, event)
-        stopped.result()
-    assert bridge.count("acked") == 1
-    assert bridge.count("handed_back") == 0
-    wait_unfinished(broker, 0)
-
-
-def test_without_a_ledger_nothing_is_acked_or_published_and_all_goes_on_after_it(
-    broker: Broker, start: Start, settings: Settings, ledger: Ledger, services: Services
-) -> None:
-    paid, fresh = billing_event("paid"), billing_event("fresh")
-    settle(ledger, paid)
-    bridge = start(**SHORT)
-    services.kill("postgres")
-    for event in (paid, fresh):
-        broker.publish(event)
-    broker.publish(b"not json")
-    bridge.wait_count("taken", 3)
-    renewed = bridge.count("renewed")
-    # Longer than the lease on a delivery: it is renewed all the same.
-    stays(lambda: bridge.held == 3 and not bridge.count("acked"), 3.0, "held")
-    bridge.wait_count("renewed", renewed + 3)
-    wait_unfinished(broker, 3)
-    assert published(settings) == []
-    services.heal()
-    bridge.wait_count("acked", 2)
-    wait_published(settings, 1)
-    assert published_keys(settings) == [key_of(fresh)]
-    wait_unfinished(broker, 1)
-
-
-def test_without_a_task_queue_nothing_is_acked_and_the_event_is_published_after_it(
-    broker: Broker, start: Start, services: Services, settings: Settings, ledger: Ledger
-) -> None:
-    if broker.kind == "redis" and "redis" in settings.redis_url:
-        services.need("redis")
-    bridge = start()
-    paid, fresh = billing_event("paid"), billing_event("fresh")
-    settle(ledger, paid)
-    services.freeze("redis")
-    if broker.kind == "nsq":
-        broker.publish(paid)
-        broker.publish(fresh)
-        # What is settled is acked all the same.
-        bridge.wait_count("acked", 1)
-        bridge.wait_count("publish_failed", 2, SLACK_S)
-        wait_unfinished(broker, 1)
-    services.thaw("redis")
-    if broker.kind == "redis":
-        broker.publish(paid)
-        broker.publish(fresh)
-        bridge.wait_count("acked", 1, SLACK_S)
-    wait_published(settings, 1)
-    assert key_of(fresh) in published_keys(settings)
-    wait_unfinished(broker, 1)
 
 
 def test_a_delivery_of_a_later_round_is_parked_at_once_while_its_record_is_unsettled(

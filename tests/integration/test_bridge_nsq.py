@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,7 +28,7 @@ from tests.support.bridges import (
 )
 from tests.support.brokers import Nsq
 from tests.support.ledgers import claimed, new_record, outcome
-from tests.support.nsq_gates import Authority, authority, certificate
+from tests.support.nsq_environment import environment
 from tests.support.pipelines import key_of
 from tests.support.producers import billing_event
 from tests.support.proxy import Proxy
@@ -37,25 +36,9 @@ from tests.support.roles import RoleStarter
 from tests.support.services import Services
 from tests.support.waiting import stays, wait_until
 
-__all__ = ["authority", "certificate", "start"]
+__all__ = ["environment", "start"]
 
 ANSWERS = ("acked", "parked", "handed_back", "requeued_before_timeout", "overflow")
-
-
-@pytest.fixture
-def environment(
-    services: Services, database_url: str, celery_broker_url: str, nsq_topic: str
-) -> dict[str, str]:
-    services.need("nsqd")
-    return {
-        **services.stack.settings,
-        "DATABASE_URL": database_url,
-        "CELERY_BROKER_URL": celery_broker_url,
-        "NSQ_TOPIC": nsq_topic,
-        "LIMITS_CHECK": "warn",
-        "BACKOFF_BASE_S": "0.2",
-        "BACKOFF_CAP_S": "0.5",
-    }
 
 
 def test_a_message_that_comes_more_than_five_times_is_not_given_up_while_the_ledger_is_away(
@@ -350,72 +333,6 @@ def test_several_nsqd_are_read_and_one_that_goes_away_stops_nothing(
     bridge.wait_count("connection_lost", 1)
     second.publish(billing_event("later"))
     bridge.wait_count("taken", 3)
-
-
-def test_messages_come_over_tls_from_the_nsqd_that_the_certificate_names(
-    environment: dict[str, str],
-    another_nsqd: Callable[..., dict[str, str]],
-    start: Start,
-    certificate: Path,
-) -> None:
-    options = (f"--tls-cert={certificate}", f"--tls-key={certificate.with_suffix('.key')}")
-    secured = {**environment, **another_nsqd(*options, "--tls-required=tcp-https")}
-    nsq = Nsq(secured)
-    bridge = start(secured, NSQ_TLS_CA=str(certificate))
-    nsq.publish(billing_event("secured"))
-    bridge.wait_count("taken", 1)
-    assert nsq.clients()[0]["tls"] is True
-    by_name = secured["NSQD_TCP_ADDRESS"].replace("127.0.0.1", "localhost")
-    stranger = start(secured, NSQ_TLS_CA=str(certificate), NSQD_TCP_ADDRESS=by_name)
-    stranger.wait_count("connect_failed", 1)
-    assert stranger.count("connected") == 0
-
-
-def test_an_nsqd_without_tls_is_never_read_in_the_clear(
-    environment: dict[str, str], start: Start, certificate: Path
-) -> None:
-    nsq = Nsq(environment)
-    nsq.publish(billing_event("in_the_clear"))
-    bridge = start(environment, NSQ_TLS_CA=str(certificate))
-    bridge.wait_count("tls_refused", 2)
-    assert bridge.count("taken") == 0
-
-
-def test_an_nsqd_that_asks_for_a_secret_is_read_with_the_right_one(
-    environment: dict[str, str],
-    another_nsqd: Callable[..., dict[str, str]],
-    start: Start,
-    authority: Authority,
-) -> None:
-    guarded = {**environment, **another_nsqd(f"--auth-http-address={authority.address}")}
-    nsq = Nsq(guarded)
-    bridge = start(guarded, NSQ_AUTH_SECRET=authority.secret)
-    nsq.publish(billing_event("guarded"))
-    bridge.wait_count("taken", 1)
-    assert nsq.clients()[0]["authed"] is True
-    stranger = start(guarded, NSQ_AUTH_SECRET="guessed")
-    stranger.wait_count("E_AUTH_FAILED", 1)
-    assert stranger.count("taken") == 0
-
-
-def test_an_nsqd_that_asks_for_a_certificate_is_shown_one(
-    environment: dict[str, str],
-    another_nsqd: Callable[..., dict[str, str]],
-    start: Start,
-    certificate: Path,
-) -> None:
-    key = certificate.with_suffix(".key")
-    files = (f"--tls-cert={certificate}", f"--tls-key={key}", f"--tls-root-ca-file={certificate}")
-    policy = ("--tls-client-auth-policy=require-verify", "--tls-required=tcp-https")
-    mutual = {**environment, **another_nsqd(*files, *policy)}
-    nsq = Nsq(mutual)
-    told = {"NSQ_TLS_CA": str(certificate), "NSQ_TLS_CERT": str(certificate)}
-    bridge = start(mutual, **told, NSQ_TLS_KEY=str(key))
-    nsq.publish(billing_event("mutual"))
-    bridge.wait_count("taken", 1)
-    stranger = start(mutual, NSQ_TLS_CA=str(certificate))
-    stranger.wait_count("connect_failed", 1)
-    assert stranger.count("connected") == 0
 
 
 def test_a_frozen_ledger_does_not_keep_a_bridge_from_ending(

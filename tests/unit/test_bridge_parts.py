@@ -212,14 +212,16 @@ def test_what_the_nsq_library_says_of_a_lost_connection_is_left_out_and_nothing_
 
 
 def test_a_loop_that_loses_a_cancellation_ends_all_the_same() -> None:
-    async def loop(answer: asyncio.Future[None]) -> None:
+    async def loop(begun: asyncio.Event, answer: asyncio.Future[None]) -> None:
+        begun.set()
         await asyncio.wait_for(answer, 60)
         await asyncio.Event().wait()
 
     async def stopped_when_the_answer_comes() -> bool:
         answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        running = asyncio.create_task(loop(answer))
-        await asyncio.sleep(0)
+        begun = asyncio.Event()
+        running = asyncio.create_task(loop(begun, answer))
+        await begun.wait()
         answer.set_result(None)
         await asyncio.wait_for(end_all([running]), 30)
         return running.cancelled()
